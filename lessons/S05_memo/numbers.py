@@ -72,7 +72,7 @@ class Remark(NamedTuple):
     text: str = ""
 
 
-class _Number(NamedTuple):
+class _WrittenNumber(NamedTuple):
     written: str
     value: float
     quantity: Quantity
@@ -118,7 +118,7 @@ def remarks(text: str, facts: Iterable[Fact]) -> list[Remark]:
     ]
 
 
-def _numbers(text: str) -> Iterator[_Number]:
+def _numbers(text: str) -> Iterator[_WrittenNumber]:
     sentences = re.split(r"(?<=[.!?;])\s+|\n+", text)
     for before, sentence in zip(["", *sentences], sentences, strict=False):
         for found in _NUMBER.finditer(sentence):
@@ -127,10 +127,10 @@ def _numbers(text: str) -> Iterator[_Number]:
             decimals = len(found["decimals"] or ".") - 1
             value = float(found["digits"].replace(",", ""))
             rounding, where = 0.5 * 10**-decimals * factor, (before, sentence, found.start())
-            yield _Number(found[0], value * factor, quantity, unit, rounding, *where)
+            yield _WrittenNumber(found[0], value * factor, quantity, unit, rounding, *where)
 
 
-def _remark(number: _Number, facts: list[Fact]) -> Remark:
+def _remark(number: _WrittenNumber, facts: list[Fact]) -> Remark:
     near = sorted(facts, key=number.distance)
     goes_on = number.is_otherwise or bool(_OTHERWISE.search(number.before))
     close = [fact for fact in near if number.is_close(fact) and (goes_on or not fact.beside)]
