@@ -329,7 +329,7 @@ def computed_again(block: Callable, x: Tensor) -> Tensor:
 WIDE = 516
 
 
-class _Block(nn.Module):
+class _WideBlock(nn.Module):
     """A sharded layer with many outputs; the mean of each group of them is added to one number of x."""
 
     def __init__(self, width: int, inside: int, dropout: float, draw: Callable) -> None:
@@ -349,7 +349,7 @@ def _blocks(n: int, blocks: int, inside: int, seed: int, new: str = "", dropout:
 
 def _blocks_arguments(blocks: int, inside: int, seed: int, dropout: float, rank: int) -> tuple[Any, ...]:
     common, own = normal(seed), normal(100 + 10 * seed + rank)
-    return nn.ModuleList(_Block(3, inside, dropout, common) for _ in range(blocks)), own(8, 3), own(8, 3)
+    return nn.ModuleList(_WideBlock(3, inside, dropout, common) for _ in range(blocks)), own(8, 3), own(8, 3)
 
 
 def _all_blocks(seed: int) -> list[Case]:
