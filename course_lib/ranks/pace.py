@@ -13,7 +13,7 @@ from course_lib.timeline import COMPUTE_KINDS
 
 # Steps of each ring or chain algorithm, and how much of the tensor each step carries, for n ranks.
 # Thakur et al. 2005, "Optimization of collective communication operations in MPICH".
-_STEPS: dict[str, Any] = {
+_ALGORITHM_STEPS: dict[str, Any] = {
     "all_reduce": lambda n: (2 * (n - 1), 1 / n),
     "all_gather": lambda n: (n - 1, 1.0),
     "reduce_scatter": lambda n: (n - 1, 1.0),
@@ -137,7 +137,7 @@ class Pace:
         """Time of a collective on n_bytes per rank once all have arrived: around a ring, or by the slowest link."""
         if len(ranks) == 1:
             return 0.0
-        steps, share = _STEPS[name](len(ranks))
+        steps, share = _ALGORITHM_STEPS[name](len(ranks))
         links = self.links_among(ranks)
         if name in _RINGS and len(links) > 1:
             pairs = zip(ranks, [*ranks[1:], ranks[0]], strict=True)
