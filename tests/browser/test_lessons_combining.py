@@ -113,7 +113,7 @@ def lines_on_the_map_show_what_is_on_its_way(explorer: Locator) -> None:
 
 def shows_mesh(explorer: Locator, words: str) -> None:
     """Wait for the map of this mesh."""
-    label = re.compile(f"^8 ranks as a block of {words};")
+    label = re.compile(f"^8 ranks as a grid of {words};")
     expect(pictures(explorer).first).to_have_attribute("aria-label", label, timeout=MOVE)
 
 
