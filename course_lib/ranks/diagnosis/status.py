@@ -43,7 +43,7 @@ class RankStatus:
         return self.outcome.failure if self.outcome else None
 
 
-def look(board: Board, rank: int, outcome: RankOutcome | None, exit_code: int | None) -> RankStatus:
+def status_of(board: Board, rank: int, outcome: RankOutcome | None, exit_code: int | None) -> RankStatus:
     """A rank as it is now."""
     may_act = board.may_act(rank)  # first, since what it does later shows in its operations
     status = RankStatus(rank, "computing", board.operations(rank), outcome, exit_code, may_act=may_act)

@@ -20,7 +20,7 @@ import psutil
 from course_lib.ranks import errors, messages
 from course_lib.ranks.diagnosis import endings, mismatch
 from course_lib.ranks.diagnosis.deadlock import explain_deadlock
-from course_lib.ranks.diagnosis.status import RankStatus, line_in, look, make_report
+from course_lib.ranks.diagnosis.status import RankStatus, line_in, make_report, status_of
 from course_lib.ranks.parent.interrupts import Interrupt
 from course_lib.ranks.parent.output import Display
 from course_lib.ranks.parent.pool import Pool
@@ -155,7 +155,7 @@ class RunMonitor:
 
     def statuses(self) -> list[RankStatus]:
         ranks = range(self.pool.world_size)
-        statuses = [look(self.pool.board, r, self.outcomes[r], self.exit_codes[r]) for r in ranks]
+        statuses = [status_of(self.pool.board, r, self.outcomes[r], self.exit_codes[r]) for r in ranks]
         for status in statuses:
             status.since = status.since or self.began or 0.0
         return statuses
