@@ -39,18 +39,18 @@ class RanksMagic(Magics):
         source = f"#%%ranks {line}\n{cell}"  # the same line numbers as in the notebook
         filename = f"cell In[{self.shell.execution_count}]"
         remember_source(filename, source)
-        if self.held and pool.size_of(_PURPOSE) != options.world_size:
+        if self.held and pool.last_world_size(_PURPOSE) != options.world_size:
             print(f"These are {options.world_size} new ranks: variables of earlier %%ranks cells are gone.")
         arguments = (source, filename)
         try:
             run = run_on(_PURPOSE, run_cell, options.world_size, arguments, options.timeout, None, uses_gpu=False)
         except errors.RunError as error:
             error.details += _advice(error, self.shell.user_ns)
-            if self.held and pool.size_of(_PURPOSE) is None:
+            if self.held and pool.last_world_size(_PURPOSE) is None:
                 error.details += f"\n{_GONE}"
             raise
         finally:
-            self.held = pool.size_of(_PURPOSE) is not None
+            self.held = pool.last_world_size(_PURPOSE) is not None
         if options.run:
             self.shell.user_ns[options.run] = run
 

@@ -221,7 +221,7 @@ def _start_spare(purpose: str, room: int, world_size: int, uses_gpu: bool) -> No
         _pools[purpose].gather(world_size)
 
 
-def size_of(purpose: str) -> int | None:
+def last_world_size(purpose: str) -> int | None:
     """How many ranks had the last run for this purpose; None if they have gone, or if there was none."""
     pool = _pools.get(purpose)
     return pool.world_size if pool and pool.has_run and pool.fits(pool.room, pool.uses_gpu) else None
