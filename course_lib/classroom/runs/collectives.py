@@ -35,7 +35,7 @@ WAYS = {
 Pieces = dict[int, Members]
 
 
-def follow(way: str, ranks: int) -> tuple[Timeline, list[Sum]]:
+def run_collective(way: str, ranks: int) -> tuple[Timeline, list[Sum]]:
     """Run one of WAYS on real ranks over emulated links, on a tensor with one piece for each rank."""
     run = launch(_run, ranks, (way,), pace=PACE)
     timeline, sums = after_barrier(run.timeline), []

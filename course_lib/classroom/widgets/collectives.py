@@ -10,7 +10,7 @@ Links are emulated. The content of a piece is read off the numbers that were rea
 
 from __future__ import annotations
 
-from course_lib.classroom.runs.collectives import RANKS, WAYS, follow
+from course_lib.classroom.runs.collectives import RANKS, WAYS, run_collective
 from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View
 from course_lib.figures import gantt
@@ -25,7 +25,7 @@ def collective_explorer(way: str = "ring all-reduce", ranks: int = 8) -> Explore
 
 
 def look(way: str, ranks: int) -> View:
-    timeline, sums = follow(way, ranks)
+    timeline, sums = run_collective(way, ranks)
     table = chunk_table(timeline, sums, HALF, "Who has what?")
     sent = max(sum(one.source == rank != one.target for one in sums) for rank in range(ranks))
     words = f"{way.capitalize()}: {table.summary} It takes {duration(timeline.makespan)}, and no rank sends more than "
