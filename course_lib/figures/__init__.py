@@ -18,7 +18,7 @@ plan_map(search(...))                                every plan, by memory and t
 from course_lib.figures.breakdown import lost_time, time_breakdown
 from course_lib.figures.costs import devices, memory_by_part, step_time_by_part
 from course_lib.figures.gantt_chart import gantt
-from course_lib.figures.in_flight import held, in_flight
+from course_lib.figures.in_flight import held_activations, in_flight
 from course_lib.figures.loss_curves import loss_at_end, loss_curves
 from course_lib.figures.picture import Picture
 from course_lib.figures.plan_map import plan_map

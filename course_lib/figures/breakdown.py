@@ -23,7 +23,7 @@ DONE = "until all are done"
 Shares = dict[str, float]  # by cause
 
 
-def filled(timeline: Timeline) -> Timeline:
+def with_final_waits(timeline: Timeline) -> Timeline:
     """The timeline, with a wait after each rank's last span until all are done: the bubble of a draining pipeline."""
     ends = {rank: max(span.end for span in timeline.of(rank)) for rank in {span.rank for span in timeline.spans}}
     waits = [Span(rank, "wait", DONE, end, max(ends.values())) for rank, end in ends.items()]
@@ -42,7 +42,7 @@ def time_breakdown(timeline: Timeline) -> Shares:
     whole = timeline.world_size * timeline.makespan
     if whole <= 0:
         raise ValueError("the timeline is empty, so there is no time to attribute; mark compute or communicate in it")
-    timeline, ranks = filled(timeline), range(timeline.world_size)
+    timeline, ranks = with_final_waits(timeline), range(timeline.world_size)
     of_rank = timeline.busy, timeline.waiting, timeline.transferring
     compute, wait, transfer = (sum(map(seconds, ranks)) / whole for seconds in of_rank)
     return {"compute": compute, "wait": wait, "transfer": transfer, "rest": max(0.0, 1 - compute - wait - transfer)}

@@ -52,7 +52,7 @@ def memory_by_part(
 
     bars: planned (`estimate.memory`, or all of `devices(estimate)`) or counted by a ledger (`ledger.peak.held`).
     """
-    held, origins = _held(bars)
+    held, origins = _parts_by_bar(bars)
     largest = max(capacity or 0, *(sum(parts.values()) for parts in held.values()))
     axis, unit = Axis.in_unit("memory of one device", largest, MEMORY, 6, room=1.04)
     styles = _used(MEMORY_PARTS, held)
@@ -63,12 +63,12 @@ def memory_by_part(
     return Picture.of(chart, _memory_summary(held, capacity), rows)
 
 
-def _held(bars: Mapping[str, Memory | Bytes]) -> tuple[Parts, set[str]]:
+def _parts_by_bar(bars: Mapping[str, Memory | Bytes]) -> tuple[Parts, set[str]]:
     """The parts of each bar, and their origins, which join the names of the bars where they differ."""
     origins = {name: "modelled" if hasattr(one, "buffers") else "measured" for name, one in bars.items()}
     names = with_origins(origins)
-    held = {names[name]: {part: float(getattr(one, part, 0)) for part in MEMORY_PARTS} for name, one in bars.items()}
-    return held, set(origins.values())
+    parts = {names[name]: {part: float(getattr(one, part, 0)) for part in MEMORY_PARTS} for name, one in bars.items()}
+    return parts, set(origins.values())
 
 
 def devices(estimate: Estimate) -> dict[str, Memory]:

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import groupby
 
 from course_lib.figures.axis import TIMES, number, unit_of
-from course_lib.figures.breakdown import filled
+from course_lib.figures.breakdown import with_final_waits
 from course_lib.figures.frame import MARGIN, begin, draw_numbers_beside
 from course_lib.figures.lanes import FEW, MANY, SMALL, PlacedSpan, Scale, TimelinePanel, began, lanes_of
 from course_lib.figures.palette import INK, ORIGINS, STYLES
@@ -45,11 +45,11 @@ def gantt(
     names: of the two.
     pinned: another one, drawn small below them on the same axis.
     """
-    shown = [filled(one) for one in (timeline, compare) if one is not None]
+    shown = [with_final_waits(one) for one in (timeline, compare) if one is not None]
     many = MANY if pinned is None else FEW  # with one more picture below, it still fits a screen
     parts = [(one, name, lanes_of(one, many)) for one, name in zip(shown, names, strict=False)]
     if pinned is not None:
-        parts.append((filled(pinned), "pinned", SMALL))
+        parts.append((with_final_waits(pinned), "pinned", SMALL))
     kinds = {span.kind for one, _, _ in parts for span in one.spans if span.duration}  # else not seen
     sheet, y = begin(width, title, looks={kind: style for kind, style in STYLES.items() if kind in kinds})
     scale = Scale(GUTTER, width - MARGIN, max(one.makespan for one, _, _ in parts))

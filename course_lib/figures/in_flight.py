@@ -39,7 +39,7 @@ class Activations(NamedTuple):
         return max((count for _, count in self.steps), default=0.0)
 
 
-def held(timeline: Timeline) -> list[Activations]:
+def held_activations(timeline: Timeline) -> list[Activations]:
     """How many micro-batches' activations each rank holds, and when, as its computations were recorded.
 
     A micro-batch is held from the start of its forward to the end of its backward, or of its weight gradient where
@@ -63,7 +63,7 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
 
 def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) -> Picture:
     """Draw what each rank holds over time."""
-    ranks = held(timeline)
+    ranks = held_activations(timeline)
     time, size = Axis.in_unit("time", timeline.makespan, TIMES, round((width - MARGIN - GUTTER) / 60))
     time = replace(time, high=time.high or 1, has_grid=False)
     most = max([1.0, *(one.most for one in ranks)])

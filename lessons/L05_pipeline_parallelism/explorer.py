@@ -17,7 +17,7 @@ from typing import NamedTuple
 from course_lib.classroom.runs import pipeline_step
 from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View, compared
-from course_lib.figures import gantt, held, in_flight
+from course_lib.figures import gantt, held_activations, in_flight
 from course_lib.figures.axis import counted, duration, number, percent
 from course_lib.planner import simulate
 from course_lib.ranks import Pace
@@ -81,7 +81,7 @@ def describe(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> s
     """Describe a step: its time and bubble beside the predicted ones, and the activations held by the fullest rank."""
     idle, expected = step.idle_fraction(), predicted.idle_fraction()
     micro_batches = counted(setting.micro_batches, "micro-batch")
-    most = max(one.most for one in held(step))
+    most = max(one.most for one in held_activations(step))
     return (
         f"{counted(setting.ranks, 'stage')}, {micro_batches}, {setting.name}, {step.origin}: "
         f"{duration(step.makespan)}, {compared(step.makespan, predicted.makespan)}. The ranks were idle for "

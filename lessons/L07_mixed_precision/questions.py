@@ -18,7 +18,7 @@ from course_lib.classroom.questions.asking import choice, each, number, open_cas
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.questions.units import BYTES
-from course_lib.classroom.runs.events import Grid, flow
+from course_lib.classroom.runs.events import Grid, run_batch
 from course_lib.classroom.runs.training import (
     SMALL,
     RoundedWeights,
@@ -240,7 +240,7 @@ def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float
 
 
 def _two_faults() -> Outcome:
-    whole, cut = flow("naive", FEW.devices, 1), flow("1f1b", *FEW)
+    whole, cut = run_batch("naive", FEW.devices, 1), run_batch("1f1b", *FEW)
     rounded, master = (launch(_move, 1, (keeps,)).results[0] for keeps in (RoundedWeights, MasterWeights))
     off = [added_up(dtype) for dtype in (torch.bfloat16, torch.float32)]
     idle = [whole.idle_fraction(), cut.idle_fraction()]

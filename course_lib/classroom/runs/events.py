@@ -110,7 +110,7 @@ def active(timeline: Timeline) -> float:
     return (1 - timeline.idle_fraction()) * timeline.world_size
 
 
-def flow(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> Timeline:
+def run_batch(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> Timeline:
     """The same batch, in so many micro-batches, through the same layers."""
     pace = Pace({kind: seconds / micro_batches / stages_each for kind, seconds in WHOLE_BATCH.items()})
     return pipeline_step(SCHEDULES[name](devices * stages_each, micro_batches), pace)

@@ -20,7 +20,7 @@ import anywidget
 import traitlets
 
 from course_lib.classroom.widgets.running import KEYS, beside_this, shown
-from course_lib.figures import gantt, held
+from course_lib.figures import gantt, held_activations
 from course_lib.figures.axis import TIMES, unit_of
 from course_lib.figures.lanes import PlacedSpan
 from course_lib.figures.picture import Picture
@@ -45,7 +45,7 @@ class Player(anywidget.AnyWidget):
     places = traitlets.Dict().tag(sync=True)
 
     def __init__(self, timeline: Timeline, title: str | None = None) -> None:
-        is_held = any(one.most for one in held(timeline))
+        is_held = any(one.most for one in held_activations(timeline))
         still = gantt(timeline, width=WIDTH - BESIDE * is_held, title=title)
         super().__init__(picture=still.inline(), places=places(still))
         self._still = still
@@ -61,6 +61,7 @@ def places(picture: Picture) -> dict[str, Any]:
     """The rows, bars and messages of a picture's first timeline, with their positions in pixels."""
     (panel, *_) = picture.timelines
     timeline, scale = panel.timeline, panel.scale
+    held = held_activations(timeline)
     unit, name = unit_of(timeline.makespan, TIMES)
     return {
         "left": scale.left,
@@ -71,7 +72,7 @@ def places(picture: Picture) -> dict[str, Any]:
         "row": panel.lanes._asdict(),
         "beside": BESIDE,
         "bars": [_bar(bar) for bar in panel.bars()],
-        "held": [[[scale.left + scale.pixels(when), count] for when, count in one.steps] for one in held(timeline)],
+        "held": [[[scale.left + scale.pixels(when), count] for when, count in one.steps] for one in held],
     }
 
 
