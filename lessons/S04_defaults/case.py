@@ -29,7 +29,7 @@ def _fits(model: ModelSpec, cluster: Cluster, plan: Plan, batch: int) -> bool:
         return False
 
 
-def _ladder(model: ModelSpec, cluster: Cluster, batch: int) -> Iterator[Plan]:
+def _plans_by_cost(model: ModelSpec, cluster: Cluster, batch: int) -> Iterator[Plan]:
     """Plans, from changes that cost nothing to the change that costs most."""
     for tp, pp, cp in ((1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (1, 1, 8)):
         cut = {"tp": tp, "pp": pp, "cp": cp, "dp": cluster.devices // (tp * pp * cp), "sequence_parallel": tp > 1}
@@ -39,7 +39,7 @@ def _ladder(model: ModelSpec, cluster: Cluster, batch: int) -> Iterator[Plan]:
 
 
 def _first_that_fits(model: ModelSpec, cluster: Cluster, batch: int) -> Plan:
-    return next(plan for plan in _ladder(model, cluster, batch) if _fits(model, cluster, plan, batch))
+    return next(plan for plan in _plans_by_cost(model, cluster, batch) if _fits(model, cluster, plan, batch))
 
 
 def _again_if_need_be(model: ModelSpec, cluster: Cluster, batch: int) -> Plan:

@@ -93,7 +93,7 @@ def candidate(name: str) -> Estimate:
 
 @cache
 def rung(number: int) -> Estimate:
-    return list(plans._rungs().values())[number]
+    return list(plans._tried().values())[number]
 
 
 def of_a_mesh(sizes: tuple[int, int, int], part: int) -> float:
