@@ -226,12 +226,12 @@ def _take_hooks_off(model: nn.Module) -> bool:
     return found
 
 
-def _few_messages(lefts: list[Observed]) -> str:
-    arguments = lefts[0].before
+def _few_messages(observed: list[Observed]) -> str:
+    arguments = observed[0].before
     steps = len([name for name in arguments if name.endswith("][0]")])
     size = sum(one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments)  # type: ignore[misc, union-attr]
     most = steps * (size // int(arguments["bucket_size"]) + 1), steps * size
-    return sent_more(lefts, most, "The gradients are")
+    return sent_more(observed, most, "The gradients are")
 
 
 bucket_price = _layers(4, 6, 500, 0, width=16)

@@ -83,13 +83,13 @@ def _piece(size: int, seed: int, rank: int) -> tuple[Tensor, int]:
     return whole.tensor_split(dist.get_world_size())[rank].clone(), size
 
 
-def _sent_too_much(lefts: list[Observed]) -> str:
+def _sent_too_much(observed: list[Observed]) -> str:
     """Check the rest of the contract: messages only, and no more numbers than the other ranks need."""
-    n = len(lefts)
-    size = max(value.numel() for value in lefts[0].values.values() if isinstance(value, Tensor))
-    (_, numbers), allowed = most_sent(lefts), (n - 1) * -(-size // n)
+    n = len(observed)
+    size = max(value.numel() for value in observed[0].values.values() if isinstance(value, Tensor))
+    (_, numbers), allowed = most_sent(observed), (n - 1) * -(-size // n)
     too_much = f"The result is right, but a rank sends {numbers} numbers in all, where {allowed} would do."
-    return collective_at_work(lefts) or too_much * (numbers > allowed)
+    return collective_at_work(observed) or too_much * (numbers > allowed)
 
 
 def _fit(tensor: Tensor, like: Tensor) -> Tensor:
@@ -181,19 +181,19 @@ def _play_training(fn: Callable, model: nn.Module, batches: list, loss_fn: Calla
     return f"{sum(one.numel() for optimizer in made for one in optimizer.state)} of {sum(trained)}"
 
 
-def _weights_alone(lefts: list[Observed]) -> list[Values]:
+def _weights_alone(observed: list[Observed]) -> list[Values]:
     free = ("the result", ".grad")
-    return [{name: value for name, value in left.values.items() if not name.endswith(free)} for left in lefts]
+    return [{name: value for name, value in seen.values.items() if not name.endswith(free)} for seen in observed]
 
 
-def _state_is_sharded(lefts: list[Observed]) -> str:
+def _state_is_sharded(observed: list[Observed]) -> str:
     """Check that the optimizer's state is sharded.
 
     A rank may hold its piece of all parameters, or a piece of each: then up to one more for each of the four.
     """
-    states = [[int(number) for number in str(left.values["the result"]).split(" of ")] for left in lefts]
+    states = [[int(number) for number in str(seen.values["the result"]).split(" of ")] for seen in observed]
     most, total = max(states)
-    share = -(-total // len(lefts))
+    share = -(-total // len(observed))
     too_much = f"The result is right, but a rank keeps the optimizer's state of {most} parameters, not of {share}."
     return too_much * (most > share + 4)
 
@@ -281,11 +281,11 @@ def _play_layers(fn: Callable, x: Tensor, shards: list[Tensor], shapes: Shapes, 
     return {"y": y, "dx": x.grad, **{f"gradient of shards[{i}]": shard.grad for i, shard in enumerate(shards)}}
 
 
-def _one_layer_at_a_time(lefts: list[Observed]) -> str:
+def _one_layer_at_a_time(observed: list[Observed]) -> str:
     """Check the peak memory with many layers; with few, a layer, its gradient and copies take as much as the model."""
-    shards = [[value for name, value in left.before.items() if name.startswith("shards[")] for left in lefts]
+    shards = [[value for name, value in seen.before.items() if name.startswith("shards[")] for seen in observed]
     model = 8 * sum(shard.numel() for of_rank in shards for shard in of_rank if isinstance(shard, Tensor))
-    most = max(left.memory for left in lefts)
+    most = max(seen.memory for seen in observed)
     too_much = f"The result is right, but a rank holds {most:,} bytes at a time. The whole model takes {model:,}."
     return too_much * (len(shards[0]) == len(MANY) and most >= model)
 
@@ -368,13 +368,13 @@ def _play_blocks(fn: Callable, blocks: nn.ModuleList, x: Tensor, dy: Tensor) -> 
     return {"y": y, "dx": x.grad, "the next random number": torch.rand(1)}
 
 
-def _one_block_at_a_time(lefts: list[Observed]) -> str:
+def _one_block_at_a_time(observed: list[Observed]) -> str:
     """Check that no more than one block's activations are kept.
 
     Autograd keeps three wide tensors of a block: outputs of tanh and dropout, and the mask. Four blocks keep 12.
     """
-    most, inside = max(left.memory for left in lefts), 8 * 8 * WIDE
-    wide = len(lefts[0].before["0.up"]) * len(lefts) >= 3 * WIDE
+    most, inside = max(seen.memory for seen in observed), 8 * 8 * WIDE
+    wide = len(observed[0].before["0.up"]) * len(observed) >= 3 * WIDE
     too_much = f"The result is right, but a rank holds {most:,} bytes at a time. One block is {3 * inside:,} inside."
     return too_much * (wide and most > 8 * inside)
 

@@ -90,11 +90,11 @@ def _as_text(actions: Any, row: int, each: int) -> Any:
     return " ".join(f"{op}{k}" if each == 1 and stage == row else f"{op}{k}.{stage}" for op, stage, k in actions)
 
 
-def _what_it_would_do(lefts: list[Observed]) -> str:
+def _what_it_would_do(observed: list[Observed]) -> str:
     """Say why these lists would hang, or in what they are worse than the right ones."""
-    name, *sizes = (str(lefts[0].values[size]) for size in ("name", "n_stages", "m", "each"))
+    name, *sizes = (str(observed[0].values[size]) for size in ("name", "n_stages", "m", "each"))
     n_stages, m, each = map(int, sizes)
-    texts = {key.split()[-1]: str(text) for left in lefts for key, text in left.values.items()}
+    texts = {key.split()[-1]: str(text) for seen in observed for key, text in seen.values.items()}
     word = re.compile(r"([FB])(\d+)" + r"\.(\d+)" * (each > 1))
     rows = [[word.fullmatch(one) for one in texts[f"{row}]"].split()] for row in range(n_stages // each)]
     if not all(map(all, rows)):

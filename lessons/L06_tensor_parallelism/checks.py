@@ -196,15 +196,15 @@ def _are_heads(shares: Any, width: int, hidden: int) -> bool:
     return own > 0 and own % width == 0 and [tuple(one.shape) for one in shares] == wanted
 
 
-def _view_heads(lefts: list[Observed]) -> list[Values]:
+def _view_heads(observed: list[Observed]) -> list[Values]:
     """The values to compare: numbers of heads, and the sum of all outputs. Which heads a rank has is free."""
-    results = ([left.values.get(f"the result[{name}]", "") for left in lefts] for name in ("heads", "addend"))
+    results = ([seen.values.get(f"the result[{name}]", "") for seen in observed] for name in ("heads", "addend"))
     counts, addends = ([one for one in values if isinstance(one, Tensor)] for values in results)
-    if len(addends) < len(lefts):
-        kinds = ["; ".join(kind(one) for k, one in left.values.items() if "result" in k) for left in lefts]
-        return [left.values | {HEADS: f"no whole heads: {of_rank}"} for left, of_rank in zip(lefts, kinds, strict=True)]
+    if len(addends) < len(observed):
+        kinds = ["; ".join(kind(one) for k, one in seen.values.items() if "result" in k) for seen in observed]
+        return [seen.values | {HEADS: f"no whole heads: {each}"} for seen, each in zip(observed, kinds, strict=True)]
     of_all: Values = {HEADS: torch.stack(counts).sort()[0], "the attention of all": torch.stack(addends).sum(0)}
-    return [{k: v for k, v in left.values.items() if "result" not in k} | of_all for left in lefts]
+    return [{k: v for k, v in seen.values.items() if "result" not in k} | of_all for seen in observed]
 
 
 cut_heads = exact("cut_heads", heads_cut, _play_heads, _heads_cases, price_case=_heads(4, 8, 4), compared=_view_heads)
@@ -267,8 +267,8 @@ def _play_entropy(fn: Any, logits: Tensor, targets: Tensor, first: int) -> Any:
     return dict(zip(("loss", "gradient"), result, strict=True)) if is_pair else result
 
 
-def _three_numbers(lefts: list[Observed]) -> str:
-    (_, most), allowed = most_sent(lefts), 3 * len(lefts[0].before["targets"])
+def _three_numbers(observed: list[Observed]) -> str:
+    (_, most), allowed = most_sent(observed), 3 * len(observed[0].before["targets"])
     too_much = f"The loss is right, but a rank gives {most} numbers to the others, where {allowed} would do"
     return f"{too_much}: three a target." * (most > allowed)
 

@@ -139,8 +139,8 @@ def _play_norm(fn: Any, gradients: list[Any], copied_on: list[Axes], groups: Gro
     return as_number(fn(gradients, copied_on, groups))
 
 
-def _one_message(lefts: list[Observed]) -> str:
-    times, n = most_sent(lefts)
+def _one_message(observed: list[Observed]) -> str:
+    times, n = most_sent(observed)
     wrong = f"The norm is right, but a rank communicates {times} times, {n} numbers in all. One number would do."
     return wrong * (n > 1)
 

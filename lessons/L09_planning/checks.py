@@ -227,8 +227,8 @@ def _complaint(plan: Any, best: Estimate) -> str:
     return f"{shape} fits, and its step takes {slower:.2f} times as long as it could. {where}" * (slower > SLOWER)
 
 
-def _said(lefts: list[Observed]) -> str:
-    said = [str(left.values["the result"]) for left in lefts]
+def _said(observed: list[Observed]) -> str:
+    said = [str(seen.values["the result"]) for seen in observed]
     return next((one for one in said if one != GOOD), "")
 
 

@@ -42,7 +42,7 @@ def verdicts(
     for case in cases:
         if not (left_over := [program for program in programs if program not in told]):
             break
-        right = [lefts[0] for lefts in exercise.run_right(case).results]
+        right = [observed[0] for observed in exercise.run_right(case).results]
         for program, left in zip(left_over, leave(left_over, case), strict=True):
             found = Evidence(exercise, case, left, right)
             if verdict := _judge(found, passed[program]):
@@ -66,7 +66,7 @@ def bank(exercise: Exercise, ranks: tuple[int, ...]) -> dict[Program, Verdict]:
 def verdicts_on(exercise: Exercise, programs: list[Program]) -> dict[Program, Verdict]:
     def leave(left_over: list[Program], case: Case) -> list[list[Observed]]:
         run = exercise.run(left_over, case)
-        return [list(lefts) for lefts in zip(*run.results, strict=True)]
+        return [list(observed) for observed in zip(*run.results, strict=True)]
 
     return verdicts(exercise, programs, leave, exercise.all_cases(0)[:-1])
 

@@ -71,8 +71,8 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
         except RunError as error:
             wrong = _explain_accident(exercise, case, error, fn, is_new=bool(passed and case.new))
         else:
-            left = ([of[0] for of in one.results] for one in (run, exercise.run_right(case)))
-            found = Evidence(exercise, case, *left)
+            observed = ([of[0] for of in one.results] for one in (run, exercise.run_right(case)))
+            found = Evidence(exercise, case, *observed)
             wrong = _judge(found, passed)
         if wrong:
             facts = (*wrong.facts, *_what_is_new(case, passed))
@@ -110,7 +110,7 @@ def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], .
 def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
     """The verdict on a run that came to its end; None if nothing is wrong."""
     exercise = found.exercise
-    breach = exercise.breach(found.left) if found.is_right else ""
+    breach = exercise.breach(found.observed) if found.is_right else ""
     if found.is_right and not breach:
         return None
     failing = [one for one in found.mistakes() if not found.would_pass(one)]
@@ -206,8 +206,8 @@ def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdic
 
 def _price(run: Run) -> tuple[int, int, int, float]:
     """Bytes sent, operations and bytes of extra memory, each of the rank that has most; and the share of idle time."""
-    left: list[Observed] = [programs[0] for programs in run.results]
+    observed: list[Observed] = [programs[0] for programs in run.results]
     timeline: Timeline = run.timeline
     sent = max(map(timeline.bytes_sent, range(run.world_size)))
-    calls, held = max(len(one.sent) for one in left), max(one.memory for one in left)
+    calls, held = max(len(one.sent) for one in observed), max(one.memory for one in observed)
     return sent, calls, held, timeline.idle_fraction()

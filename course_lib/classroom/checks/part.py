@@ -50,7 +50,7 @@ class Case:
 
 
 class Observed(NamedTuple):
-    """Everything that a program left on one rank.
+    """Everything that a program did on one rank.
 
     values, before: its result ("the result") and its arguments afterwards; its arguments as they were.
     sent: the tensors of its messages and collectives.  memory: the most bytes it held in addition.
@@ -101,9 +101,9 @@ class Part:
     pace: Pace = field(default_factory=Pace)
     memory: int | None = None
     rounding: float = 0.0
-    compared: Callable[[list[Observed]], list[Values]] = lambda lefts: [left.values for left in lefts]
-    breach: Callable[[list[Observed]], str] = lambda lefts: ""
-    rule: Callable[[list[Observed]], str] = lambda lefts: ""
+    compared: Callable[[list[Observed]], list[Values]] = lambda observed: [seen.values for seen in observed]
+    breach: Callable[[list[Observed]], str] = lambda observed: ""
+    rule: Callable[[list[Observed]], str] = lambda observed: ""
     mistakes: list[Mistake] = field(default_factory=list)
 
     def mistake(self, program: Callable[..., Any], fails: bool = False) -> Callable[..., Any]:
@@ -121,7 +121,7 @@ class Part:
         return [*self.cases(seed), self.price_case]
 
     def run(self, programs: list[Callable], case: Case) -> Run:
-        """Run programs one after the other; a rank's result lists what each of them left there."""
+        """Run programs one after the other; a rank's result lists what was observed of each."""
         args = (programs, self.play, self._names(), case.arguments)
         return launch(_leave_all, case.world_size, args, timeout=TIMEOUT, pace=self.pace, device="cpu")
 
@@ -205,10 +205,10 @@ def on_the_clock(output: Tensor) -> Tensor:
 
 
 def _leave_all(rank: int, programs: list[Callable], play: Callable, names: list[str], make: Callable) -> list[Observed]:
-    return [_leave(rank, program, play, names, make(rank)) for program in programs]
+    return [_observe(rank, program, play, names, make(rank)) for program in programs]
 
 
-def _leave(rank: int, program: Callable, play: Callable, names: list[str], arguments: tuple[Any, ...]) -> Observed:
+def _observe(rank: int, program: Callable, play: Callable, names: list[str], arguments: tuple[Any, ...]) -> Observed:
     torch.manual_seed(1000 + rank)
     named = dict(zip(names, arguments, strict=True))
     before = _values_of(named)
