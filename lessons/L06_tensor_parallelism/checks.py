@@ -47,8 +47,8 @@ def column(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def row(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    addend = F.linear(x, weight)
-    return conjugate(addend, summed, unchanged) + bias
+    partial_sum = F.linear(x, weight)
+    return conjugate(partial_sum, summed, unchanged) + bias
 
 
 def unchanged(tensor: Tensor) -> Tensor:
@@ -125,19 +125,18 @@ def outputs_added_up(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 row_parallel_cases, row_parallel_price = partial(_linear_cases, "inputs"), _linear("inputs", 4, (16,), 64, 32)
 row_parallel = exact("row_parallel", row, _play_linear, row_parallel_cases, row_parallel_price)
-total = "conjugate(addend, summed, unchanged)"
-row_parallel.change("without_g", total, "addend")
+g = "conjugate(partial_sum, summed, unchanged)"
+row_parallel.change("without_g", g, "partial_sum")
 row_parallel.change("g_averages", "summed", "averaged")
-row_parallel.change("bias_on_every_rank", f"{total} + bias", "conjugate(addend + bias, summed, unchanged)")
+row_parallel.change("bias_on_every_rank", f"{g} + bias", "conjugate(partial_sum + bias, summed, unchanged)")
 row_parallel.change(
-    "bias_in_parts", f"{total} + bias", "conjugate(addend + bias / dist.get_world_size(), summed, unchanged)"
+    "bias_in_parts", f"{g} + bias", "conjugate(partial_sum + bias / dist.get_world_size(), summed, unchanged)"
 )
-row_parallel.change(
-    "bias_on_one_rank", f"{total} + bias", "conjugate(addend + (0 if dist.get_rank() else bias), summed, unchanged)"
-)
+only_here = "conjugate(partial_sum + (0 if dist.get_rank() else bias), summed, unchanged)"
+row_parallel.change("bias_on_one_rank", f"{g} + bias", only_here)
 row_parallel.change("g_on_both_ways", "unchanged", "summed")
 row_parallel.change("f_in_place_of_g", "summed, unchanged", "unchanged, summed")
-row_parallel.change("addends_side_by_side", f"{total} + bias", "side_by_side(addend + bias)")
+row_parallel.change("partial_sums_side_by_side", f"{g} + bias", "side_by_side(partial_sum + bias)")
 
 
 # Attention
@@ -183,7 +182,7 @@ def _play_heads(fn: Any, x: Tensor, qkv: Tensor, bias: Tensor, out: Tensor, head
     with compute("forward"):
         if not _are_heads(shares, width, len(out)):
             return {"shares": shares}
-        return {"heads": torch.tensor(len(shares[1]) // 3 // width), "addend": attention(x, shares, width)}
+        return {"heads": torch.tensor(len(shares[1]) // 3 // width), "partial sum": attention(x, shares, width)}
 
 
 def _are_heads(shares: Any, width: int, hidden: int) -> bool:
@@ -198,12 +197,12 @@ def _are_heads(shares: Any, width: int, hidden: int) -> bool:
 
 def _view_heads(observed: list[Observed]) -> list[Values]:
     """The values to compare: numbers of heads, and the sum of all outputs. Which heads a rank has is free."""
-    results = ([seen.values.get(f"the result[{name}]", "") for seen in observed] for name in ("heads", "addend"))
-    counts, addends = ([one for one in values if isinstance(one, Tensor)] for values in results)
-    if len(addends) < len(observed):
+    results = ([seen.values.get(f"the result[{name}]", "") for seen in observed] for name in ("heads", "partial sum"))
+    counts, partial_sums = ([one for one in values if isinstance(one, Tensor)] for values in results)
+    if len(partial_sums) < len(observed):
         kinds = ["; ".join(kind(one) for k, one in seen.values.items() if "result" in k) for seen in observed]
         return [seen.values | {HEADS: f"no whole heads: {each}"} for seen, each in zip(observed, kinds, strict=True)]
-    of_all: Values = {HEADS: torch.stack(counts).sort()[0], "the attention of all": torch.stack(addends).sum(0)}
+    of_all: Values = {HEADS: torch.stack(counts).sort()[0], "the attention of all": torch.stack(partial_sums).sum(0)}
     return [{k: v for k, v in seen.values.items() if "result" not in k} | of_all for seen in observed]
 
 

@@ -239,14 +239,16 @@ complete_gradients = Exercise(
     PACE,
     rounding=1e-12,
 )
-addends = '("tp", "pp")'
+summed_axes = '("tp", "pp")'
 complete_gradients.change("averaged_over_all", '= groups["dp"]', "= None")
 complete_gradients.change("summed", ", 1 / dist.get_world_size(replicas)", "")
 complete_gradients.change("divided_by_all", "size(replicas)", "size()")
-complete_gradients.change("addends_left", addends, "()")
-complete_gradients.change("stages_left", addends, '("tp",)')
+complete_gradients.change("partial_sums_left", summed_axes, "()")
+complete_gradients.change("stages_left", summed_axes, '("tp",)')
 complete_gradients.change("all_added", " if axis in axes", "")
-complete_gradients.change("addends_averaged", "groups[axis])", "groups[axis], 1 / dist.get_world_size(groups[axis]))")
 complete_gradients.change(
-    "addends_not_averaged", "for one, axes in known], rep", "for one, axes in known if not axes], rep"
+    "partial_sums_averaged", "groups[axis])", "groups[axis], 1 / dist.get_world_size(groups[axis]))"
+)
+complete_gradients.change(
+    "partial_sums_not_averaged", "for one, axes in known], rep", "for one, axes in known if not axes], rep"
 )
