@@ -235,14 +235,14 @@ def _few_messages(observed: list[Observed]) -> str:
 
 
 bucket_price = _layers(4, 6, 500, 0, width=16)
-slow = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
+SLOW_PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
 backward_in_buckets = Exercise(
     "backward_in_buckets",
     in_buckets,
     _play_layers,
     _all_layers,
     bucket_price,
-    slow,
+    SLOW_PACE,
     rounding=1e-12,
     breach=_few_messages,
 )

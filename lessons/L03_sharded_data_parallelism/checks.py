@@ -106,8 +106,8 @@ reduce_scatter.change("divided", "return total", "return total / n")
 reduce_scatter.change("rank_left_out", "range(1, n)", "range(1, n - 1)")
 reduce_scatter.change("own_sent", "(pieces[to]", "(_fit(pieces[rank], pieces[to])")
 reduce_scatter.change("last_alone", "total +=", "total = pieces[rank] +")
-whole = "pieces[to], to", "tensor, to", "torch.empty_like(total)", "torch.empty_like(tensor)"
-reduce_scatter.change("whole_tensor_sent", *whole, "total += arriving", "total += arriving.tensor_split(n)[rank]")
+whole_code = "pieces[to], to", "tensor, to", "torch.empty_like(total)", "torch.empty_like(tensor)"
+reduce_scatter.change("whole_tensor_sent", *whole_code, "total += arriving", "total += arriving.tensor_split(n)[rank]")
 reduce_scatter.change("next_piece", "tensor.tensor_split(n)", "(2 * tensor.tensor_split(n))[1 : n + 1]")
 
 
@@ -176,9 +176,9 @@ def _play_training(fn: Callable, model: nn.Module, batches: list, loss_fn: Calla
         made.append(make_optimizer(parameters))
         return made[-1]
 
-    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     fn(model, batches, loss_fn, make)
-    return f"{sum(one.numel() for optimizer in made for one in optimizer.state)} of {sum(trained)}"
+    return f"{sum(one.numel() for optimizer in made for one in optimizer.state)} of {sum(sizes)}"
 
 
 def _weights_alone(observed: list[Observed]) -> list[Values]:
@@ -200,16 +200,18 @@ def _state_is_sharded(observed: list[Observed]) -> str:
 
 contracts: dict[str, Any] = {"compared": _weights_alone, "breach": _state_is_sharded}
 train_sharded = exact("train_sharded", trained, _play_training, _trainings, _training(4, 64, 3, 0), **contracts)
-train_sharded_add, pieces = "scattered(gradient) / n", "weights.tensor_split(n)"
+train_sharded_add, split_code = "scattered(gradient) / n", "weights.tensor_split(n)"
 train_sharded.change("gradients_summed", train_sharded_add, "scattered(gradient)")
 train_sharded.change("own_gradient_alone", train_sharded_add, "gradient.tensor_split(n)[rank].clone()")
 train_sharded.change("new_optimizer_each_step", "optimizer.step()", "make_optimizer([shard]).step()")
 train_sharded.change("old_gradients_stay", "model.zero_grad()", "pass")
 train_sharded.change(
-    "others_stale", "gathered(shard, len(weights))", f"torch.cat([*{pieces}[:rank], shard, *{pieces}[rank + 1 :]])"
+    "others_stale",
+    "gathered(shard, len(weights))",
+    f"torch.cat([*{split_code}[:rank], shard, *{split_code}[rank + 1 :]])",
 )
 train_sharded.change("model_unchanged", "vector_to_parameters(whole, parameters)", "pass")
-train_sharded.change("shard_starts_anew", "shard.grad =", f"shard.copy_({pieces}[rank]); shard.grad =")
+train_sharded.change("shard_starts_anew", "shard.grad =", f"shard.copy_({split_code}[rank]); shard.grad =")
 
 
 @train_sharded.mistake
@@ -294,8 +296,11 @@ sharded_linear_price, sharded_linear_freed = _layers(4, MANY, 0), _one_layer_at_
 sharded_linear = exact(
     "sharded_linear", linear, _play_layers, _all_layers, sharded_linear_price, breach=sharded_linear_freed
 )
-sharded_linear_add, own = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
-sharded_linear.change("own_samples", f"{sharded_linear_add} / n", f"{own}.clone()")
+sharded_linear_add, mine_code = (
+    "scattered((dy.T @ x).flatten())",
+    "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]",
+)
+sharded_linear.change("own_samples", f"{sharded_linear_add} / n", f"{mine_code}.clone()")
 sharded_linear.change("summed", f"{sharded_linear_add} / n", sharded_linear_add)
 sharded_linear.change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
 sharded_linear.change("dx_divided", "return dx", "return dx / n")

@@ -71,10 +71,10 @@ def _steps_cases(seed: int) -> list[Case]:
 def _play_steps(fn: Any, steps: list[list[Tensor]], scale: float, good_steps: int, interval: int) -> Any:
     rows = []
     for gradients in steps:
-        result = fn(gradients, scale, good_steps, interval)
-        if not isinstance(result, tuple | list) or len(result) != 3:
-            return result
-        rows.append([float(value) for value in result])
+        returned = fn(gradients, scale, good_steps, interval)
+        if not isinstance(returned, tuple | list) or len(returned) != 3:
+            return returned
+        rows.append([float(value) for value in returned])
         scale, good_steps = rows[-1][1], int(rows[-1][2])
     names = ("is the step taken", "scale after it", "good steps after it")
     return dict(zip(names, torch.tensor(rows).T, strict=True))

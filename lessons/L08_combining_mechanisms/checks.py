@@ -87,14 +87,14 @@ def _in_tensors(groups: dict) -> dict:
 
 mesh_groups = Exercise("mesh_groups", grouped, _play_mesh, _meshes, _mesh(4, (2, 2, 2), 0), PACE)
 view = ".view(dp, pp, tp)"
-axes = '"dp": mesh[:, p, t].tolist(), "pp": mesh[d, :, t].tolist(), "tp": mesh[d, p].tolist()'
+axes_code = '"dp": mesh[:, p, t].tolist(), "pp": mesh[d, :, t].tolist(), "tp": mesh[d, p].tolist()'
 mesh_groups.change("replicas_adjacent", view, ".view(tp, pp, dp).permute(2, 1, 0)")
 mesh_groups.change("stages_adjacent", view, ".view(dp, tp, pp).transpose(1, 2)")
 mesh_groups.change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)")
-mesh_groups.change("first_replica", axes, axes.replace("[d,", "[0,"))
+mesh_groups.change("first_replica", axes_code, axes_code.replace("[d,", "[0,"))
 others = '"dp": [*mesh[d].flatten()], "pp": [*mesh[:, p].flatten()], "tp": [*mesh[:, :, t].flatten()]'
-mesh_groups.change("same_number", axes, others)
-mesh_groups.change("counted_from_0", axes, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
+mesh_groups.change("same_number", axes_code, others)
+mesh_groups.change("counted_from_0", axes_code, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
 
 
 @mesh_groups.mistake
@@ -157,14 +157,16 @@ gradient_norm = Exercise(
     rounding=1e-5,
     breach=_one_message,
 )
-counts = "all(rank == groups[axis][0] for axis in axes)"
+if_counted = "all(rank == groups[axis][0] for axis in axes)"
 reduce = "dist.all_reduce(squares)"
-gradient_norm.change("counted_everywhere", counts, "True")
-gradient_norm.change("replicas_alone", counts, 'rank == groups["dp"][0]')
-gradient_norm.change("stages_forgotten", counts, counts.replace("in axes", 'in axes if axis != "pp"'))
-gradient_norm.change("rank_0_alone", counts, "rank == 0")
-gradient_norm.change("first_on_one_axis", counts, counts.replace("all(", "any("))
-gradient_norm.change("shared_out", counts, "True", ".sum()", ".sum() / math.prod(len(groups[axis]) for axis in axes)")
+gradient_norm.change("counted_everywhere", if_counted, "True")
+gradient_norm.change("replicas_alone", if_counted, 'rank == groups["dp"][0]')
+gradient_norm.change("stages_forgotten", if_counted, if_counted.replace("in axes", 'in axes if axis != "pp"'))
+gradient_norm.change("rank_0_alone", if_counted, "rank == 0")
+gradient_norm.change("first_on_one_axis", if_counted, if_counted.replace("all(", "any("))
+gradient_norm.change(
+    "shared_out", if_counted, "True", ".sum()", ".sum() / math.prod(len(groups[axis]) for axis in axes)"
+)
 gradient_norm.change("own_norm", reduce, "pass")
 gradient_norm.change("mean", reduce, f"{reduce}; squares /= dist.get_world_size()")
 gradient_norm.change("no_root", "squares.sqrt()", "squares")
