@@ -146,11 +146,11 @@ class Worker:
         self._settle_in(task)
         self.tracer.reset(task.pace)
         changes.replaced.clear()
-        threads = set(threading.enumerate())
+        own_threads = set(threading.enumerate())
         printer = Printer(self.parent, self.lock)
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
             outcome = self._attempt(task)
-        self._inspect(outcome, threads)
+        self._inspect(outcome, own_threads)
         self._send(messages.FINISHED, outcome)
         if ended := self.ended:  # for each of their connections, gloo sleeps for 10 ms
             threading.Thread(target=ended.clear, name="ended groups", daemon=True).start()
@@ -243,10 +243,10 @@ class Worker:
         world.inner.barrier().wait()
         self.has_run = True
 
-    def _inspect(self, outcome: messages.RankOutcome, threads: set[threading.Thread]) -> None:
+    def _inspect(self, outcome: messages.RankOutcome, own_threads: set[threading.Thread]) -> None:
         """Look for what the function has left behind."""
         outcome.unfinished = sorted(self.tracer.unclaimed)
-        left = [thread for thread in threading.enumerate() if thread not in threads and _outlasts(thread)]
+        left = [thread for thread in threading.enumerate() if thread not in own_threads and _outlasts(thread)]
         has_child = _has_child()
         outcome.reusable = not left and not has_child
         outcome.has_changes = len(dist.distributed_c10d._world.pg_map) != 1 or changes.made(self.settings)
