@@ -23,11 +23,11 @@ class RankStatus:
     exit_code: int | None = None
     line: str = ""
     since: float = 0.0
-    may_act: bool = True  # some thread of it might go on without another rank
+    may_act: bool = True  # one of its threads might go on without another rank
 
     @property
     def pending(self) -> list[Operation]:
-        """The operations whose end would let it go on."""
+        """The operations whose end would let the rank go on."""
         return [op for op in self.operations if op.is_blocked or (op.handed_on and not op.ended)]
 
     @property
@@ -44,8 +44,8 @@ class RankStatus:
 
 
 def status_of(board: Board, rank: int, outcome: RankOutcome | None, exit_code: int | None) -> RankStatus:
-    """A rank as it is now."""
-    may_act = board.may_act(rank)  # first, since what it does later shows in its operations
+    """The status of a rank now."""
+    may_act = board.may_act(rank)  # read first: whatever the rank does afterwards shows in its operations
     status = RankStatus(rank, "computing", board.operations(rank), outcome, exit_code, may_act=may_act)
     if outcome is not None:
         status.state = "raised" if outcome.failure else "returned"

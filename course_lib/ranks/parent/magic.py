@@ -1,4 +1,4 @@
-"""The cell magic %%ranks: a cell on every rank, with variables that stay."""
+"""The cell magic %%ranks: runs a cell on every rank, and keeps its variables."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _GONE = "The ranks begin anew with the next %%ranks cell: variables of earlier o
 
 @magics_class
 class RanksMagic(Magics):
-    """Registers %%ranks."""
+    """The magic %%ranks."""
 
-    held = False  # whether there are ranks with variables of earlier cells
+    held = False  # whether the ranks hold variables of earlier cells
 
     @magic_arguments()
     @argument("world_size", type=int, help="how many ranks")
@@ -56,7 +56,7 @@ class RanksMagic(Magics):
 
 
 def _advice(error: errors.RunError, notebook: dict[str, Any]) -> str:
-    """The usual surprise: a rank does not see the notebook's variables."""
+    """Advice about the usual surprise: a rank does not see the notebook's variables."""
     undefined = re.search(r"NameError: name '(\w+)' is not defined", error.message)
     if not undefined or undefined[1] not in notebook:
         return ""

@@ -30,28 +30,28 @@ _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the proces
 
 
 class TracedWork(dist.Work):
-    """A handle that notes when its rank begins to wait for an operation and when that ends."""
+    """A handle that notes when its rank begins to wait for an operation, and when the operation ends."""
 
-    sent: object = None  # stays in memory as long as the handle, where the message itself is a copy
+    sent: object = None  # keeps the tensor alive as long as the handle, as gloo does, where a copy is sent
 
     def __init__(self, tracer: Tracer, op: Operation, inner: Any, copies: contiguous.Copies) -> None:
         super().__init__()
         self.tracer, self.op, self.inner, self.copies, self.lock = tracer, op, inner, copies, threading.Lock()
         self.started = tracer.steps
-        if is_called_directly():  # what other parts of torch begin, they wait for or need not
+        if is_called_directly():  # other parts of torch wait for their operations, or need not
             tracer.unclaimed[op.number] = self
         if op.is_async and not op.is_message:
             with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
                 inner.get_future().add_done_callback(self._note_completion)
 
     def _claim(self) -> None:
-        """Somebody waits for it, or will."""
+        """Note that somebody waits for the operation, or will."""
         self.tracer.unclaimed.pop(self.op.number, None)
 
     def _note_completion(self, _: Any) -> None:
         if not self.op.ended and not self.op.blocked:
             self.op.ended = clock()
-            if self.op in self.tracer.operations[self.op.number - 1 :]:  # and not of an earlier run
+            if self.op in self.tracer.operations[self.op.number - 1 :]:  # and it is not of an earlier run
                 self.tracer.board.write(self.tracer.rank, self.op)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -127,9 +127,9 @@ class TracedWork(dist.Work):
         return self.inner._source_rank()
 
 
-# Which argument of a collective holds this rank's own part of the data (its input; for reduce_scatter and scatter its
-# output), and how many bytes the rank sends, given the size of that part and its place from the root in the ring of n.
-# Patarasuk and Yuan 2009 for the ring all-reduce; a rooted one passes whole tensors along a chain.
+# The argument of a collective that holds this rank's own part of the data (its input; for reduce_scatter and scatter
+# its output), and the bytes that the rank sends, given the size of that part and its place from the root in n ranks.
+# Patarasuk and Yuan 2009 for the ring all-reduce; a rooted collective passes whole tensors along a chain.
 _COLLECTIVES: dict[str, tuple[int | None, Callable[[int, int, int], int]]] = {
     "all_reduce": (0, lambda size, place, n: 2 * (n - 1) * size // n),
     "all_gather": (1, lambda size, place, n: (n - 1) * size),
@@ -160,7 +160,7 @@ class TracedGroup(dist.ProcessGroup):
         self.inner._set_group_name(name)
 
     def shutdown(self) -> None:
-        """The rank leaves the group; others may still need its connections in this run."""
+        """Leave the group, but keep its connections: other ranks may still need them in this run."""
         self.tracer.groups.append(self.inner)
 
     def getGroupName(self) -> str:  # which is its group_name
@@ -196,7 +196,7 @@ class TracedGroup(dist.ProcessGroup):
         return self._start(op, self.inner.recv_anysource, tensors, tag)
 
     def _post_message(self, kind: str, tensors: list[torch.Tensor], place: int | None, tag: int) -> Operation:
-        """kind: isend counts as send, and irecv as recv; a batch consists of those."""
+        """Post a message. kind: "send" also for isend, "recv" also for irecv; a batch consists of those."""
         peer = self._rank_at(place, kind)
         is_async = kind not in torch_calls()
         op = self._describe(f"i{kind}" if is_async and peer >= 0 else kind, tensors)
@@ -240,11 +240,11 @@ class TracedGroup(dist.ProcessGroup):
         return self._start(op, getattr(self.inner, method), *args, **kwargs)
 
     def _is_buffered(self, op: Operation) -> bool:
-        """On an emulated clock what is done to a tensor on its way has the same effect in each run: none."""
+        """Whether to work on copies: on an emulated clock, changes to a tensor on its way must have no effect."""
         return op.is_async and self.tracer.emulated is not None
 
     def _copy_back_before(self, args: Any) -> None:
-        """Let an operation find what the collectives before it leave in its tensors, as in the stream of a GPU."""
+        """Fill these tensors with the results of collectives before, as in the stream of a GPU."""
         for work in (buffered := self.tracer.buffered):
             if work.copies and contiguous.storages([tensor for tensor, _ in work.copies]) & contiguous.storages(args):
                 work.inner.wait()
@@ -252,7 +252,7 @@ class TracedGroup(dist.ProcessGroup):
         buffered[:] = [work for work in buffered if work.copies]
 
     def _start(self, op: Operation, call: Callable[..., Any], *args: Any, **options: Any) -> TracedWork:
-        """args: the operation writes into the first; those of a send are contiguous already."""
+        """Start an operation. args: it writes into the first; those of a send are contiguous already."""
         try:
             is_buffered = self._is_buffered(op)
             self._copy_back_before(args)
@@ -277,9 +277,9 @@ for _name in _COLLECTIVES:  # each has several spellings: allgather, _allgather_
 
 
 def _let_batches_begin_together() -> None:
-    """One after the other on NCCL, messages of two ranks that both send first wait for ever.
+    """Coalesce batches of messages on NCCL, where two ranks that both send first would wait for ever.
 
-    torch begins them together only in groups of its own class.
+    torch does that only in groups of its own class.
     """
     one_by_one: Any = c10d.batch_isend_irecv
 
@@ -308,7 +308,7 @@ def _tell_clock_of_callbacks(tracer: Tracer) -> None:
 
 
 def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """torch's refuses all groups but gloo's own. Who does not come to a barrier is named in any case, and sooner."""
+    """Replace torch's, which takes only gloo's own groups, by a barrier: a missing rank is named there, and sooner."""
     dist.barrier(group)
 
 
