@@ -88,13 +88,13 @@ class Evidence:
         return not (self.differences or self.disagreeing or any(seen.ended_group for seen in self.observed))
 
     def mistakes(self) -> list[Mistake]:
-        """The mistakes that leave the same values; of several, those that also sent the same numbers, if any."""
+        """The mistakes with the same values; of several, those that also sent the same numbers, if there are any."""
         fitting = {mistake: seen for mistake, seen in self.exercise.run_mistakes(self.case).items() if self._fits(seen)}
         closer = [one for one, seen in fitting.items() if all(map(_sent_the_same, self.observed, seen))]
         return closer or list(fitting)
 
     def _fits(self, theirs: list[Observed]) -> bool:
-        """Whether the messages fit a mistake: the same where the result is right, else only some where it had some."""
+        """Whether the messages fit a mistake: the same if the result is right, else messages on the same ranks."""
         mine, other = ([_traffic(seen) for seen in observed] for observed in (self.observed, theirs))
         alike = [*map(bool, mine)] == [*map(bool, other)] if self.differences else mine == other
         return alike and not self._between(theirs, self.observed)
@@ -140,7 +140,7 @@ class Evidence:
         return f"{agree} is not what one process would have."
 
     def _factor(self) -> float:
-        """The factor by which all wrong values are too large; 0 if there is no common one."""
+        """The common factor by which all wrong values are too large; 0 if there is none."""
         expected, got = (torch.cat([v[i].double().flatten() for v in self.differences]) for i in (3, 4))  # type: ignore[union-attr]
         factor = float(got @ expected / (expected @ expected))
         return factor if factor > 0 and is_same(got, factor * expected, max(1.0, factor) * self.tolerance) else 0.0

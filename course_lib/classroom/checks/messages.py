@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from course_lib.classroom.checks.part import Observed
 
-# The names in torch.distributed of collectives that the library below calls otherwise.
+# The names in torch.distributed of collectives with other names in c10d.
 SPELLED = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 
 
@@ -15,7 +15,7 @@ def most_sent(observed: list[Observed]) -> tuple[int, int]:
 
 
 def sent_more(observed: list[Observed], most: tuple[int, int], what: str) -> str:
-    """A sentence: `what` is right, but a rank sends more messages or numbers than these; "" if none does."""
+    """A sentence: `what` is right, but a rank sends more messages or numbers than `most`; "" if none does."""
     sent = most_sent(observed)
     yours, enough = (f"{messages} messages with {numbers} numbers" for messages, numbers in (sent, most))
     too_much = f"{what} right, but a rank sends {yours} in all, where {enough} would do."

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def load(name: str, seed: int = 0) -> Question:
-    """A question of the course. seed: which numbers; 0 are those of the lesson.
+    """A question of the course. seed: of its numbers; 0 for those of the lesson.
 
     Raises ValueError for a name that no room asks for.
     """
