@@ -2,9 +2,9 @@
 
 do the arguments fit?  ->  each case on real ranks  ->  the price, beside that of the right solution
                               |             |
-                        an accident:     values that the right solution does not have:
-                        which one?       which wrong solution has the same?
-                                         if none has: a general sentence, expected and got
+                        an error:     values that differ from the right solution's:
+                        which one?    which wrong solution has the same?
+                                      if none has: a general sentence, expected and got
 """
 
 from __future__ import annotations

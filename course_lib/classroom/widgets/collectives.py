@@ -3,7 +3,7 @@
     | collective  o------  ring all-reduce  | what every rank has,        |
     | ranks       ------o  8                | piece by piece              |
     | the result, in words                  |                             |
-    | what every rank did                                                 |
+    | the timeline of all ranks                                           |
 
 Links are emulated. The content of a piece is read off the numbers that were really sent.
 """
@@ -19,7 +19,7 @@ from course_lib.figures.chunk_table import chunk_table
 
 
 def collective_explorer(way: str = "ring all-reduce", ranks: int = 8) -> Explorer:
-    """An explorer with two controls, three sentences and two pictures; Play shows the pieces on their way."""
+    """An explorer of collectives with two controls, three sentences and two pictures; Play shows moving pieces."""
     controls = [Slider("collective", tuple(WAYS), way), Slider("ranks", RANKS, ranks)]
     return Explorer(controls, lambda *values: [look(*values)], (362, 312))
 
