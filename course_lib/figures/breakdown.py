@@ -1,4 +1,4 @@
-"""Where the time of runs went, and its picture: a bar for each run, cut into computing and the causes of loss."""
+"""The time of runs by cause, and its picture: a bar for each run, cut into computing and the causes of loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from course_lib.figures.palette import STYLES
 from course_lib.figures.picture import Picture, Row
 from course_lib.timeline import Span, Timeline
 
-# Each cause looks like a kind of span, so that a wait looks the same in every picture.
+# Each cause has the look of a kind of span, so that a wait looks the same in every picture.
 CAUSES = {
     "compute": STYLES["forward"]._replace(label="computing"),
     "wait": STYLES["wait"]._replace(label="waiting for others"),
@@ -33,8 +33,8 @@ def with_final_waits(timeline: Timeline) -> Timeline:
 def time_breakdown(timeline: Timeline) -> Shares:
     """The ranks' time by cause, as shares of world_size x makespan that add up to 1.
 
-    compute: computing. wait: held up until a peer arrived, and at the end until all were done.
-    transfer: held up by data on the move; transfers that are hidden behind compute are not counted.
+    compute: computing. wait: blocked until a peer arrived, and at the end until all were done.
+    transfer: exposed transfers; those hidden behind compute are not counted.
     rest: none of these.
 
     Raises ValueError if no time passed.
@@ -55,7 +55,7 @@ def largest_loss(shares: Shares) -> str:
 
 
 def lost_time(runs: Mapping[str, Timeline], width: int = 800, title: str | None = None) -> Picture:
-    """Draw where the ranks' time went: a bar for each run."""
+    """Draw the ranks' time by cause: a bar for each run."""
     shares = {name: time_breakdown(run) for name, run in runs.items()}
     names = with_origins({name: run.origin for name, run in runs.items()})
     values = {names[name]: parts for name, parts in shares.items()}
