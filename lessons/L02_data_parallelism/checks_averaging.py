@@ -217,7 +217,7 @@ def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_s
 
 
 def _take_hooks_off(model: nn.Module) -> bool:
-    """Remove all hooks; returns whether there were any. In the next step they would send what nobody waits for."""
+    """Remove all hooks; return whether there were any: in the next step they would send unwanted messages."""
     kinds = "_backward_hooks", "_post_accumulate_grad_hooks"
     of_all = [getattr(one, kind, None) or {} for one in (*model.modules(), *model.parameters()) for kind in kinds]
     found = any(of_all)

@@ -5,7 +5,7 @@
     | schedule       -o----   gpipe         |                             |
     | cut            o-----   equal         |                             |
     | the result, in words                  |                             |
-    | what every rank did                                                 |
+    | the timeline of all ranks                                           |
 
 Devices are emulated, so that a laptop can show what eight of them would do.
 """
@@ -27,7 +27,7 @@ from course_lib.timeline import Timeline
 STAGES = (2, 3, 4, 6, 8)
 MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
 NAMES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
-LAYERS = 288  # of the model: so that a sixth of any stage is a whole number of layers
+LAYERS = 288  # of the model, so that a sixth of any stage is a whole number of layers
 SECONDS = 0.002  # for the minibatch in one layer: forward, and each half of the backward
 CUTS = ("equal stages", "last stage 1/6 larger", "last stage 1/3 larger")
 

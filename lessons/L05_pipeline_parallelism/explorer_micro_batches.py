@@ -5,7 +5,7 @@
     | overhead     -o----   4 ms            | idle; and what is held      |
     | memory       --o---   16 samples      |                             |
     | the result, in words                  |                             |
-    | what every rank did with the size chosen                            |
+    | the timeline of all ranks with the size chosen                      |
 
 A micro-batch of b samples takes h + b c seconds on a stage; h is any overhead. The minibatch has B samples and p stages
 run 1f1b, so a step takes (B / b + p - 1) (h + b c) seconds, and the best b is the square root of B h / ((p - 1) c). The

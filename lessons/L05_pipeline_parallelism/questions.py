@@ -60,7 +60,7 @@ def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
 
 
 def _read_off(option: str, case: Moment) -> Outcome:
-    """Find in the trace of a real pipeline when S1 does what the option claims, and what it does at this moment."""
+    """Find in the trace of a real pipeline when S1 does the claimed work, and its work at this moment."""
     timeline = run_events(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
     finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
     claimed = _find(timeline, 0, *_claims(case)[option])

@@ -1,11 +1,11 @@
 """An explorer of tensor parallelism: cut two matrices, and real ranks run them, forward and backward.
 
-    | ranks        --o--  4               | what every rank did         |
+    | ranks        --o--  4               | the timeline of all ranks   |
     | hidden size  --o--  64              |                             |
     | cut          o----  columns, rows   |                             |
     | sequence     [ ] parallel           |                             |
     | the result, in words                |                             |
-    | who holds what, and what is communicated where                    |
+    | the share of each rank, and all communication                     |
 
 Devices and links are emulated. Costlier cuts and mistakes really run, too: all results are compared with those of
 one process.

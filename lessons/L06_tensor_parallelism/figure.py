@@ -1,4 +1,4 @@
-"""The picture of an MLP whose two matrices are cut: who holds what, and what is communicated where.
+"""The picture of an MLP whose two matrices are cut: the share of each rank, and all communication.
 
     forward             nothing                              all-reduce
                x          (f)       A        u          B        (g)       y

@@ -1,6 +1,6 @@
 """The checks for the exercise on mixed precision: compute and send in 16 bits, add up and keep in 32.
 
-update_scale(gradients, scale, good_steps, interval)       who skips, and which loss scale comes next
+update_scale(gradients, scale, good_steps, interval)       the ranks that skip, and the next loss scale
 master_step(weights, masters, gradients, optimizer)        updates so small that 16 bits round them away
 sum_gradients(micro_batches)                               long sums and large ones, sent in 16 bits
 unscale_and_clip(gradients, scale, max_norm)               the norm of gradients on all ranks

@@ -1,4 +1,4 @@
-"""Questions about 16 bits: why a training ends badly (Q9), what is kept in 32 bits, who skips a step, the gain."""
+"""Questions about 16 bits: a training that ends badly (Q9), numbers kept in 32 bits, skipped steps, the gain."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ FEW, MANY = Grid(4, 16), Grid(4, 64)
 
 
 def added_up(dtype: torch.dtype, micro_batches: int = MANY.micro_batches) -> float:
-    """How far a gradient in bfloat16 is off that was added up in dtype, as a share of its length."""
+    """The error of a gradient in bfloat16 that was added up in dtype, as a share of its length."""
     model = TinyGPT(SMALL, dtype=torch.bfloat16)
     whole = data.examples([(10 + sample, 90 - sample) for sample in range(micro_batches)])
     exact, total = torch.zeros(()).double(), torch.zeros((), dtype=dtype)

@@ -122,7 +122,7 @@ def norm(gradients: list[Any], copied_on: list[Axes], groups: Groups) -> float:
 
 
 def _held(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], list[Axes], Groups]:
-    """A rank's gradients: of a matrix, cut; of a whole norm; on the first and last stage, of an embedding, cut."""
+    """A rank's gradients: of a cut matrix, of a whole norm, and on the first and last stage of a cut embedding."""
     groups = grouped(rank, *sizes)
     numbers = {axis: members.index(rank) for axis, members in groups.items()}
     kinds: list[tuple[int, Axes]] = [(4, ("dp",)), (2, ("dp", "tp"))] * (sizes[1] < 3 or numbers["pp"] != 1)
@@ -205,7 +205,7 @@ def samples(replica: int, seed: int) -> Iterator[Tensor]:
 
 
 def _arisen(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], list[Axes], Sizes]:
-    """A rank's gradients after backward: of scale a partial sum over stages and tensor ranks, of bias over stages."""
+    """A rank's gradients after backward: partial sums, over stages and tensor ranks (scale) or over stages (bias)."""
     _, pp, tp = sizes
     d, p, t = (members.index(rank) for members in grouped(rank, *sizes).values())
     up, down, scale, bias = weights(pp, seed)

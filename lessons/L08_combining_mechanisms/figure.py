@@ -1,4 +1,4 @@
-r"""The picture of who talks to whom: the ranks of a mesh as a grid, with lines as wide as the bytes between them.
+r"""The picture of a mesh and its traffic: the ranks as a grid, with lines as wide as the bytes between them.
 
              1 ====== 5               tensor ranks side by side, stages below each other, replicas behind each other
            .'|      .'|

@@ -1,4 +1,4 @@
-"""The checks for planning: bytes that a plan holds on a device, bytes that it sends in a step, and choosing a plan.
+"""The checks for planning: the bytes that a plan holds on a device and sends in a step, and the choice of a plan.
 
 All three are functions of numbers: each rank asks for other plans.
 """

@@ -1,4 +1,4 @@
-"""Questions about plans: what makes a step faster, what more devices bring, and what to buy."""
+"""Questions about plans: faster steps, more devices, and what to buy."""
 
 from __future__ import annotations
 
