@@ -219,7 +219,7 @@ class Notebook:
         self._run("await run('notebook:run-all-cells');", timeout)
 
     def run_cells(self, words: str, timeout: float = 180) -> None:
-        """Clear what is stored, run the cells with these words (a regular expression), wait until they are done."""
+        """Clear the stored outputs, run the cells with these words (a regular expression), and wait for their end."""
         self.clear()
         cells = f"""
             const {{ content }} = jupyterapp.shell.currentWidget;
@@ -353,7 +353,7 @@ FAILED: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the test first that loads JupyterLab anew, so that it is the first to load it at all."""
+    """Move the test that needs a fresh JupyterLab to the front, so that no other loads it before."""
     items.sort(key=lambda item: item.path.name != "test_lab.py")
 
 

@@ -130,8 +130,8 @@ def one_step_of_every_rank_is_measured(page: Page, instruments: Locator) -> None
     expect(instruments.get_by_role("status")).to_contain_text("5 minutes of the cluster")
     expect(instruments.locator("svg[role=img]").first).to_be_in_viewport()
     inside = instruments.locator(":focus")
-    for _ in range(9):  # what is left of the buttons, and what a picture can unfold
+    for _ in range(9):  # the remaining buttons, and pictures that unfold
         press(page, *["Tab"] * inside.count())
     expect(inside).to_have_count(0)
-    while page.evaluate(FOCUSED) < 0:  # in what JupyterLab has for the next cell
+    while page.evaluate(FOCUSED) < 0:  # in the empty cell that JupyterLab adds
         press(page, "Shift+Tab")

@@ -1,4 +1,4 @@
-"""What every fault test asks of `launch`: a plain error, in time, and a machine as it was before.
+"""The demands of every fault test on `launch`: a plain error, in time, and a machine as it was before.
 
 `fault.of(...)` makes a mistake in this process; `kernel` is a real Jupyter kernel for the mistakes that need one.
 """
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Fault:
-    """Makes one mistake after the other and looks at what each leaves behind."""
+    """A fault test: it makes mistakes one by one and looks for what each leaves behind."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,7 +103,7 @@ def judged_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., bool
 
 
 def recorded(fn: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """`fn`, with each rank writing its process id down first, for whoever counts the dead."""
+    """`fn`, with each rank writing its process id first, so that dead processes can be counted."""
     place = str(folder)
 
     def body(rank: int, *args: Any) -> Any:
@@ -151,7 +151,7 @@ def good_run(world_size: int) -> list[int]:
 
 
 def state_of_this_process() -> dict[str, Any]:
-    """What a run has no business changing in the process that called it."""
+    """The state of the calling process that a run must not change."""
     seen: dict[str, Any] = {
         "environment": dict(os.environ) | {"PYTEST_CURRENT_TEST": ""},
         "directory": os.getcwd(),
@@ -185,7 +185,7 @@ def descendants() -> list[psutil.Process]:
 
 
 def with_numbers(pids: list[int]) -> list[psutil.Process]:
-    """Those of these processes that are still there."""
+    """The processes with these ids that still exist."""
     found = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -291,7 +291,7 @@ class Kernel:
         self.asked = self.client.execute(code, store_history=False)
 
     def reply(self, timeout: float = 60.0) -> str:
-        """What the cell that was started prints and shows; its error's name and text, if there was one."""
+        """The output of the started cell, and the name and text of its error, if there was one."""
         seen, deadline = [], time.monotonic() + timeout
         while True:
             message = self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""A worker dies: the message names that rank, not its neighbours, and says in words what killed it."""
+"""A dead worker: the message names its rank, not its neighbours, and says in words what killed it."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def own_memory_group() -> tuple[Path, str]:
 
 
 def test_a_death_is_told_where_the_system_has_fewer_signals(monkeypatch):
-    """Windows, where a process that somebody ends has the code of SIGTERM."""
+    """On Windows, a process that somebody ends has the code of SIGTERM."""
     monkeypatch.delattr(signal, "SIGKILL")
     error = explain_death(RankStatus(1, "died", exit_code=-signal.SIGTERM))
     assert error.message == "Rank 1 was asked to end (SIGTERM)."

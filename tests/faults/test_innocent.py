@@ -161,7 +161,7 @@ def test_a_rank_may_sleep_with_a_future_outstanding():
     assert launch(sleeps, 2).results == [2.0, 2.0]
 
 
-# What torch begins by itself
+# Operations that torch begins by itself
 
 
 def test_ranks_with_unequal_batches_may_join():

@@ -35,7 +35,7 @@ def bring_to(kernel, state: str) -> list[psutil.Process]:
 
 
 def files_in(folder: Path) -> set[str]:
-    """Temporary files but the tests' own, and the folder in which torch keeps what it has compiled."""
+    """Temporary files, without those of the tests and torch's folder of compiled code."""
     return {path.name for path in folder.iterdir() if path.name != "ready" and "torchinductor" not in path.name}
 
 
@@ -125,7 +125,7 @@ FIRST_CELL = {
 
 @pytest.mark.parametrize("method", FIRST_CELL)
 def test_who_still_imports_torch_goes_with_a_notebook_that_is_killed(tmp_path, method):
-    """Torch takes a minute to import here, so nobody goes because that was over."""
+    """Importing torch takes a minute here, so no process ends because its import ended."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT)
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": paths, "COURSE_LIB_START_METHOD": method, "TMPDIR": str(tmp_path)}

@@ -135,7 +135,7 @@ def test_what_was_expected_and_what_is_there_are_shown() -> None:
     }
 
 
-# The right solutions beside what one process computes
+# The right solutions beside one process
 
 
 def test_the_right_gradient_is_that_of_one_process_with_the_whole_minibatch() -> None:

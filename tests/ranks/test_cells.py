@@ -22,7 +22,7 @@ class Notebook:
         self.run("%load_ext course_lib")
 
     def run(self, cell: str) -> list[str]:
-        """What the cell shows, line by line and in order of ranks; it must not fail."""
+        """The output of a cell that must not fail, line by line and in order of ranks."""
         result = self.shell.run_cell(cell, store_history=True)
         result.raise_error()
         return sorted(self.capsys.readouterr().out.splitlines())
@@ -132,7 +132,7 @@ def test_an_endless_cell_ends_at_its_time_limit(notebook: Notebook) -> None:
 
 
 def outputs_of(cells: list[str]) -> list[dict[str, str]]:
-    """What the last of these cells shows in a real kernel."""
+    """The output of the last of these cells in a real kernel."""
     from jupyter_client.manager import start_new_kernel
 
     shown: list[dict[str, str]] = []

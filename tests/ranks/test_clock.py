@@ -55,7 +55,7 @@ def bytes_of(n: int) -> torch.Tensor:
 
 def one_mark(rank: int, kind: str, work: float) -> None:
     with compute(kind, work=work):
-        time.sleep(0.01)  # what it really takes does not count
+        time.sleep(0.01)  # its real time does not count
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_asking_whether_a_work_is_completed_waits_for_it() -> None:
 
 
 def take_futures(rank: int, inside: bool) -> None:
-    """Two all-reduces in a mark (or before it) whose futures are taken and waited for where nobody sees."""
+    """Begin two all-reduces in a mark (or before it) whose futures are waited for out of sight."""
 
     def begin() -> torch.futures.Future:
         return dist.all_reduce(torch.ones(4), async_op=True).get_future()
@@ -503,7 +503,7 @@ def test_distributed_data_parallel_hides_its_gradients_behind_the_backward_pass(
     assert all(torch.equal(gradient, torch.full((1, 4), 1.5)) for gradient in run.results)  # mean of 0, 1, 2 and 3
     for rank in range(4):
         (forward,), (update,) = (of_kind(run.timeline, rank, kind) for kind in ("forward", "optimizer"))
-        # The one bucket leaves when the backward pass begins to compute, and takes six latencies from there.
+        # The only bucket leaves when the backward pass begins to compute, and takes six latencies from there.
         assert update.start == forward.end + max(0.25, 6 * 0.125)
 
 
@@ -516,7 +516,7 @@ def test_a_work_that_nobody_waits_for_is_told_as_in_a_measured_run() -> None:
 
 
 def one_after_the_other(rank: int, is_async: bool) -> float:
-    """What rank 0 has, on all ranks; then the sum of a part of that, which is sent to the next rank as well."""
+    """Broadcast from rank 0, all-reduce a part of that tensor, and send the part to the next rank, too."""
     tensor = torch.full((2, 2), 3.0 * (rank + 1)).t()[:, :1]  # with gaps
     first: Any = dist.broadcast(tensor, 0, async_op=True)
     second: Any = dist.all_reduce(tensor[:1], async_op=is_async)
@@ -533,7 +533,7 @@ def test_an_operation_finds_what_the_collective_before_it_leaves_in_its_tensor(i
     assert launch(one_after_the_other, 3, (is_async,), pace=Pace()).results == [9.0 + 3.0 + 9.0] * 3
 
 
-# What only the machine decides
+# Programs that depend on the machine
 
 
 def test_whether_a_message_has_come_is_not_to_be_asked() -> None:
@@ -683,7 +683,7 @@ def test_a_member_that_has_not_begun_its_run_is_waited_for(tmp_path: Path) -> No
 
 
 class Event(NamedTuple):
-    """One step of a random program: what (c compute, s message, a all-reduce, b barrier of a pair), who, how much."""
+    """One step of a random program: kind (c compute, s message, a all-reduce, b barrier of a pair), ranks, amount."""
 
     what: str
     rank: int

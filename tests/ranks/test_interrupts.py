@@ -18,7 +18,7 @@ FILES = {module.__file__ for module in (run, pool, interrupts, contextlib)}
 
 
 class Workers:
-    """A pool without processes: what becomes of it, and nothing that takes time."""
+    """A pool without processes, which records its fate and takes no time."""
 
     all: ClassVar[list[Any]] = []
 

@@ -1,4 +1,4 @@
-"""What goes into a launch and what comes out of it: any function, any arguments, results and prints by rank."""
+"""Inputs and outputs of a launch: any function, any arguments, results and prints by rank."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def total(rank: int) -> int:
 
 
 def script(program: str, *, folder: Path, **environment: str) -> str:
-    """What a program prints that a student would start with python; the code is in its __main__."""
+    """The output of a program that a student would start with python; the code is in its __main__."""
     path = folder / "student.py"
     path.write_text(program, encoding="utf-8")
     # Not the course's own folder: the package has to be installed, as it is for a student.
@@ -324,7 +324,7 @@ def test_after_a_failure_all_ranks_are_new() -> None:
     with pytest.raises(RankFailed):
         launch(process, 2, (True,))
     assert not set(launch(process, 4, (False,)).results) & set(four)
-    assert not any(map(psutil.pid_exists, four))  # whoever forks the new ones has buried them first
+    assert not any(map(psutil.pid_exists, four))  # forking new workers waits for the end of the old ones
 
 
 def test_a_script_needs_no_main_guard_and_no_torch_and_its_classes_travel(tmp_path: Path) -> None:

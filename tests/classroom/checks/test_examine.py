@@ -238,7 +238,7 @@ def test_variables_around_the_function_are_seen() -> None:
     assert "sends nothing" in checks.ring_all_reduce(lambda tensor: tensor.mul_(scale)).message
 
 
-# What is new in a case
+# The news of a case
 
 
 def divides_the_frozen_parameter(model: nn.Module, samples: int) -> None:

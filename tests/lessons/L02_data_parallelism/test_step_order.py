@@ -1,4 +1,4 @@
-"""Q2, on real ranks: an order is right if every event comes after what it needs, and only then."""
+"""Q2, on real ranks: an order is right if and only if every event comes after those that it needs."""
 
 from __future__ import annotations
 

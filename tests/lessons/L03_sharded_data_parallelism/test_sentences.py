@@ -1,4 +1,4 @@
-"""Proofs of what the lesson on sharded data parallelism says."""
+"""Proofs of sentences in the lesson on sharded data parallelism."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def takes(name: str) -> float:
 
 
 def times_held_up() -> int:
-    """How often what travels holds rank 0 up, with more than a millisecond between two that are not one."""
+    """The number of exposed transfers of rank 0; those less than a millisecond apart count as one."""
     found = [span for span in sharded_step(3, 4, PACE).timeline.of(0) if span.kind == "transfer"]
     spans = sorted((span for span in found if span.duration and not span.background), key=lambda span: span.start)
     return 1 + sum(later.start - earlier.end > 1e-3 for earlier, later in pairwise(spans))
 
 
 def of_pytorch(rank: int) -> tuple[Any, float, float]:
-    """How a weight is cut; one that began differently on each rank; the mean gradient of unequal shares."""
+    """The shard of a weight; a weight that began differently on each rank; the mean gradient of unequal shares."""
     layer = torch.nn.Linear(2, 2, bias=False)
     with torch.no_grad():
         layer.weight.fill_(float(rank))

@@ -1,4 +1,4 @@
-"""Proofs of what the lesson on planning says. Large searches are not repeated: nbval compares their output."""
+"""Proofs of sentences in the lesson on planning. Large searches are not repeated: nbval compares their output."""
 
 from __future__ import annotations
 
