@@ -128,7 +128,7 @@ def too_wide_or_small(page: Page) -> list[str]:
 
 
 def fits_one_screen(explorer: Locator) -> float:
-    """Check that an explorer fits on one screen; returns its height in pixels."""
+    """Check that an explorer fits on one screen; return its height in pixels."""
     shown = explorer.locator(".course-live")
     shown.scroll_into_view_if_needed()  # JupyterLab removes distant cells from the page
     height = shown.evaluate("all => all.getBoundingClientRect().height")

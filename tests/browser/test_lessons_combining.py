@@ -44,7 +44,7 @@ def losses_are_read_off_together(page: Page) -> None:
         expect(losses.locator(".hoverlayer .hovertext, .hoverlayer .legend").filter(has_text=name)).to_be_visible()
 
 
-# How many points the curve at the setting, the last one in the picture of losses, has had from now on.
+# The numbers of points, from now on, of the last curve in the picture of losses.
 LENGTHS = """explorer => {
     globalThis.lengths = new Set();
     new MutationObserver(() => {

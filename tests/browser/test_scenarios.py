@@ -45,7 +45,7 @@ def test_a_case_with_the_mouse(lab: Any) -> None:
 
 
 def test_a_case_with_the_keyboard_alone(lab: Any) -> None:
-    """Each cell is run in place, its controls are reached with Tab and left with Escape."""
+    """Run each cell in place, reach its controls with Tab and leave them with Escape."""
     notebook = lab.open("notebooks/scenarios/S02_night_call.ipynb")
     page: Page = notebook.page
     run(notebook, 1)
@@ -70,7 +70,7 @@ def test_a_case_with_the_keyboard_alone(lab: Any) -> None:
 
 
 def run(notebook: Any, number: int) -> Locator:
-    """Go to a cell from an earlier one or its output, and run it; returns its output."""
+    """Go to a cell from an earlier one or its output, and run it; return its output."""
     page: Page = notebook.page
     press(page, "Escape")
     page.wait_for_function(f"() => {FOCUSED} >= 0")  # JupyterLab's own focus, before anything was touched

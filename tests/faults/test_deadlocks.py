@@ -382,7 +382,7 @@ def test_receiving_from_any_rank_is_no_deadlock():
 
 
 def test_a_rank_that_is_held_up_while_it_takes_a_message_from_any_rank_is_no_deadlock():
-    """Who sent it has long returned by then."""
+    """The sender has long returned by then."""
 
     def held_up(rank):
         if rank == 1:

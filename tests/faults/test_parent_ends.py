@@ -26,7 +26,7 @@ STATES = {
 
 
 def bring_to(kernel, state: str) -> list[psutil.Process]:
-    """The processes of a kernel that is in this state, four workers and their server among them."""
+    """The processes of a kernel in this state, with four workers and their server among them."""
     if STATES[state] is not None:
         kernel.launch(STATES[state])
     found = kernel.processes()
@@ -175,7 +175,7 @@ def start_kernel_with_workers(folder: Path) -> int:
     wait_for(lambda: answers(request))
     client = BlockingKernelClient(connection_file=str(next((folder / "runtime").glob("kernel-*.json"))))
     client.load_connection_file()
-    client.hb_channel.time_to_dead = 60.0  # seconds without a beat: on a busy machine one is not a dead kernel
+    client.hb_channel.time_to_dead = 60.0  # seconds; on a busy machine, a missing heartbeat is no death
     client.start_channels()
     client.wait_for_ready(timeout=60)
     note = folder / "kernel-pid"

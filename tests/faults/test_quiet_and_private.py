@@ -29,7 +29,7 @@ def total(rank):
 
 @pytest.fixture
 def pool() -> list[psutil.Process]:
-    """Eight workers that are idle, and the server that forked them."""
+    """Eight idle workers, and the server that forked them."""
     workers = [psutil.Process(pid) for _, pid in launch(lambda rank: total(rank), 8).results]
     server = workers[0].parent()
     assert server is not None
@@ -104,7 +104,7 @@ def careless(tmp_path_factory):
 
 
 def is_private(path: Path, folder: Path) -> bool:
-    """Whether only its owner can reach it, by its own mode or that of a folder it lies in, up to `folder`."""
+    """Whether only its owner can reach a file, by its own mode or that of a folder around it, up to `folder`."""
     for place in [path, *path.parents]:
         if place == folder:
             return False

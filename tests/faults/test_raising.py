@@ -290,7 +290,7 @@ def test_an_exception_that_a_finally_holds_up_is_what_is_told(fault, row_at):
                 raise ValueError("bad batch")  # raises
             dist.all_reduce(torch.zeros(1))
         finally:
-            dist.barrier()  # no other rank calls it
+            dist.barrier()  # meets nobody
 
     error = fault.of(RankFailed, hides)
     line = str(error).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Every right solution passes, every wrong one is told its mistake: each mistake of the bank as itself only.
+"""All right solutions pass, and all wrong ones are told their mistake, each mistake of the bank its own only.
 
 Programs whose runs end well share a launch for each case, as the mistakes in a check do.
 """

@@ -14,7 +14,7 @@ from course_lib.ranks import discard_all
 
 
 class Notebook:
-    """Runs cells as a notebook does, and remembers how the last one ended."""
+    """A notebook that runs cells and remembers the end of the last one."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.shell = InteractiveShell()
@@ -113,7 +113,7 @@ def test_a_deadlock_ends_and_the_next_cell_says_that_variables_are_gone(notebook
 def test_ranks_that_are_spawned_before_the_next_cell_know_nothing_either(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here they are forked in their stead; that they can be spawned, test_launch shows."""
+    """Ranks are forked here instead of spawned; test_launch shows that they can be spawned."""
     forks = multiprocessing.get_context("forkserver")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: forks)
     monkeypatch.setenv("COURSE_LIB_START_METHOD", "spawn")

@@ -42,7 +42,7 @@ def of_kind(timeline: Timeline, rank: int, *kinds: str) -> list[Span]:
 
 
 def ends(timeline: Timeline, rank: int) -> float:
-    """Where this rank's clock stood last."""
+    """The last time on this rank's clock."""
     return max(span.end for span in timeline.of(rank) if not span.background)
 
 
@@ -326,7 +326,7 @@ def test_a_collective_begins_when_the_last_member_has_come(collective: Callable[
 
 
 def ring_seconds(steps: int, size: float, pace: Pace, n: int) -> float:
-    """How long a ring of n ranks takes: of all ways through its messages, each after what it needs, the longest.
+    """Seconds of a ring of n ranks: the longest chain of messages, each of which needs the one before.
 
     Message k of a rank leaves after its message k - 1, and after message k - 1 of the rank before it has come.
     """
@@ -529,7 +529,7 @@ def one_after_the_other(rank: int, is_async: bool) -> float:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_operation_finds_what_the_collective_before_it_leaves_in_its_tensor(is_async: bool) -> None:
-    """As in the stream of a GPU."""
+    """The same order as in the stream of a GPU."""
     assert launch(one_after_the_other, 3, (is_async,), pace=Pace()).results == [9.0 + 3.0 + 9.0] * 3
 
 
@@ -599,7 +599,7 @@ def in_a_callback(rank: int) -> None:
 
 
 def in_a_callback_that_nobody_waits_for(rank: int) -> None:
-    """Which has perhaps been called already, perhaps not."""
+    """Begin an operation in a callback, which may have been called already or not."""
     tensor, over = torch.ones(1), threading.Event()
 
     def again(_: Any) -> None:
@@ -700,7 +700,7 @@ def programs(draw: st.DrawFn) -> tuple[int, list[Event]]:
 
 
 def follow(rank: int, events: list[Event]) -> None:
-    """Computations, messages that are received at once and waited for at the end by who sends them, all-reduces."""
+    """Run events: computations, all-reduces, and messages received at once, whose senders wait at the end."""
     works = []
     for what, one, other, size in events:
         if what == "c" and rank == one:
@@ -718,7 +718,7 @@ def follow(rank: int, events: list[Event]) -> None:
 
 
 def by_hand(n: int, events: list[Event], pace: Pace) -> list[float]:
-    """Where each rank's clock stands at the end, from the rules and nothing else; two ranks are a node."""
+    """The last time on each rank's clock, from the rules alone; two ranks are a node."""
     clock, sent = [0.0] * n, [0.0] * n
     link_free: dict[tuple[int, bool], float] = {}
     for what, one, other, size in events:
@@ -783,7 +783,7 @@ def test_a_faster_device_or_link_never_makes_a_program_longer(
 
 
 def busy_step(rank: int, scale: float = 1.0) -> None:
-    """A bit of everything, in an order that a busy machine would love to mix up."""
+    """Run operations of all kinds, in an order that a busy machine would change."""
     n = dist.get_world_size()
     works = []
     for k in range(6):

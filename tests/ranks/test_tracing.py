@@ -27,7 +27,7 @@ from course_lib.timeline import COMPUTE_KINDS, Timeline, compute, progress
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if defined in a notebook cell
 
 N = 4
-LATE = 0.05  # seconds that who is late sleeps at least, once the others are there
+LATE = 0.05  # the least seconds that a late rank sleeps, once the others are there
 
 
 def mine(rank: int) -> Tensor:
@@ -309,7 +309,7 @@ def test_distributed_data_parallel_reduces_every_gradient_once_a_step() -> None:
 
 
 def noted_late(rank: int) -> None:
-    """A step of which another thread says that its all-reduce is over when the machine has stood still for a while."""
+    """A step whose all-reduce is reported as over by another thread, after the machine has stood still for a while."""
     from course_lib.ranks.worker import tracer
     from course_lib.ranks.worker.traced_group import TracedWork
 
@@ -612,7 +612,7 @@ def test_an_operation_that_takes_no_time_is_in_the_timeline_too() -> None:
 
 
 class Coalescing:
-    """Stands for a group of NCCL: messages of a batch begin at its end, and have one handle."""
+    """A stand-in for a group of NCCL: messages of a batch begin at its end, and share one handle."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.said, self.works = inner, [], []  # type: ignore[var-annotated]

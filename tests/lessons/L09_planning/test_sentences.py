@@ -23,7 +23,7 @@ def variants() -> tuple[list[float], list[float]]:
 
 
 def waits(kind: str) -> float:
-    """For which share of the time that its traffic takes a device waits."""
+    """The share of the traffic's time in which a device waits for it."""
     takes, waited = numbers(FLOWS, f"{kind} ")[-2:]
     return waited / takes
 
