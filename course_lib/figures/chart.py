@@ -105,7 +105,7 @@ class Cloud(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """From base to base + size at a place on the other axis. part: its kind; the style has its name.
+    """A bar from base to base + size, at a place on the other axis. part: its kind; the style has its name.
 
     is_across: it lies along the x axis.  thickness: on the axis of `at`.  text: written in it if there is room.
     """

@@ -268,7 +268,7 @@ def test_ranks_are_processes_of_their_own_and_stay_for_the_next_run() -> None:
 
 
 def test_a_thread_of_gloo_that_asks_which_one_it_is_is_nothing_that_a_run_has_left() -> None:
-    """As any library does that writes a log."""
+    """Any library that writes a log asks for the thread."""
 
     def log(rank: int) -> int:
         work: Any = dist.all_reduce(torch.ones(1), async_op=True)
@@ -352,7 +352,7 @@ print(run.results, type(run.results[0]) is Point, run.timeline.bytes_sent(0), "t
 
 
 def test_where_there_is_no_nccl_ranks_have_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows."""
+    """Windows has no NCCL."""
     monkeypatch.setattr("course_lib.ranks.parent.run._has_nvidia_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
@@ -360,7 +360,7 @@ def test_where_there_is_no_nccl_ranks_have_no_gpu(monkeypatch: pytest.MonkeyPatc
 
 
 def test_ranks_can_be_spawned_and_the_next_ones_are_while_the_student_reads_what_went_wrong(tmp_path: Path) -> None:
-    """As on systems where ranks cannot be forked."""
+    """Ranks are spawned on systems where they cannot be forked."""
     program = """
 import os, signal, time
 import psutil

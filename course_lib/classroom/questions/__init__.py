@@ -2,7 +2,7 @@
 
     from course_lib.classroom import questions
     question = questions.load("Q4")
-    question.answer("b")            what comes of it on real ranks, in words and pictures
+    question.answer("b")            the outcome on real ranks, in words and pictures
     questions.load("Q4", seed=7)    the same with other numbers
 
 `classroom.widgets.cards` shows them with buttons. (Nothing but the standard library is imported before `load`.)

@@ -1,4 +1,4 @@
-"""Who waits for whom, and why: from the board to one plain sentence.
+"""The diagnosis of a deadlock: one plain sentence about who waits for whom, and why, from the board.
 
 A blocked rank waits for the ranks that have not begun their side of its operation. It is stuck if none of its threads
 can go on, and each operation that would let one go on waits for a rank that is stuck or has ended. Where the arrows
