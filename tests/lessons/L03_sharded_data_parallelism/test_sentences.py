@@ -68,7 +68,7 @@ PROOFS: Proofs = {
     "$(8 + 8/N)\\,\\Psi$": lambda: counted("ZeRO-1")[3] == 8 + 8 / 4 + 4 / 4,
     "$(4 + 12/N)\\,\\Psi$": lambda: counted("ZeRO-2")[3] == 4 + 12 / 4,
     "$16/N\\,\\Psi$": lambda: counted("ZeRO-3")[3] == 16 / 4,
-    "traffic sticks out in three places: before the first layer, in the middle, where the last layer is wanted back at "
+    "traffic is exposed in three places: before the first layer, in the middle, where the last layer is wanted back at "
     "once, and after the last gradient.": lambda: times_held_up() == 3,
     "is still faster than stages 1 and 2 here": lambda: takes("ZeRO-3") < min(takes("ZeRO-1"), takes("ZeRO-2")),
     "Recomputing saves activations, which no stage does": lambda: (
