@@ -76,7 +76,7 @@ class BuildError(Exception):
 
 
 @dataclass(frozen=True)
-class Product:
+class BuiltNotebook:
     """A notebook and its script. kind: "lesson", "solution" or "exercise"."""
 
     kind: str
@@ -88,13 +88,13 @@ class Product:
         return self.target.stem
 
 
-def products(root: Path) -> list[Product]:
+def products(root: Path) -> list[BuiltNotebook]:
     """All notebooks that should exist, solutions before exercises."""
     found = []
     for kind, script, folder in PAGES:
         for source in sorted(root.glob(f"lessons/*/{script}.py")):
             name = source.parent.name.removeprefix("L")
-            found.append(Product(kind, source, root / folder.format(name=name) / f"{name}.ipynb"))
+            found.append(BuiltNotebook(kind, source, root / folder.format(name=name) / f"{name}.ipynb"))
     return found
 
 
@@ -275,7 +275,7 @@ def without_outputs(notebook: NotebookNode) -> str:
     return text_of(bare)
 
 
-def out_of_step(product: Product) -> list[str]:
+def out_of_step(product: BuiltNotebook) -> list[str]:
     """Reasons why this notebook must be built again, one sentence each; empty if it is in step with its source."""
     if not product.target.exists():
         return ["it does not exist"]
@@ -306,7 +306,7 @@ def strays(root: Path) -> list[Path]:
     return sorted(path for path in found - known if ".ipynb_checkpoints" not in path.parts)
 
 
-def build(product: Product) -> None:
+def build(product: BuiltNotebook) -> None:
     """Build this notebook. Raises BuildError, and keeps the old one, if it may not be stored."""
     notebook = read(product.source)
     product.target.parent.mkdir(parents=True, exist_ok=True)

@@ -61,16 +61,16 @@ def mesh_map(
     """
     sent, origin = step.sent, step.timeline.origin
     sheet, y = begin(width, title, [origin])
-    grid = _Grid.fit(mesh, width, y)
-    _draw_lines(sheet, grid, sent)
-    _draw_pulses(sheet, grid, step)
+    layout = _MeshLayout.fit(mesh, width, y)
+    _draw_lines(sheet, layout, sent)
+    _draw_pulses(sheet, layout, step)
     for rank in range(mesh[0] * mesh[1] * mesh[2]):
-        _draw_rank(sheet, rank, grid.place(rank), MACHINES[rank // per_machine % 2 if per_machine else 0])
-    sheet.height = _draw_table(sheet, sent, predicted, grid.bottom, MACHINES if per_machine else ())
+        _draw_rank(sheet, rank, layout.place(rank), MACHINES[rank // per_machine % 2 if per_machine else 0])
+    sheet.height = _draw_table(sheet, sent, predicted, layout.bottom, MACHINES if per_machine else ())
     return Picture(sheet, _summary(mesh, sent, predicted, origin), table(COLUMNS, _rows(sent)))
 
 
-class _Grid(NamedTuple):
+class _MeshLayout(NamedTuple):
     """The places of ranks. left, top: the center of rank 0.  pitch: pixels for a step of 1."""
 
     mesh: Sizes
@@ -79,7 +79,7 @@ class _Grid(NamedTuple):
     pitch: float
 
     @classmethod
-    def fit(cls, mesh: Sizes, width: float, y: float) -> _Grid:
+    def fit(cls, mesh: Sizes, width: float, y: float) -> _MeshLayout:
         reach = [sum((n - 1) * abs(STRIDES[axis][i]) for axis, n in zip(AXES, mesh, strict=True)) for i in (0, 1)]
         pitch = min(PITCH, (width - 2 * EDGE) / max(reach[0], 1e-9), 1.15 * PITCH / max(reach[1], 1e-9))
         pitch = max(pitch, 2.1 * RADIUS / STRIDES["dp"][0])  # so ranks do not touch
@@ -111,20 +111,20 @@ def between(sent: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
     return {pair: count for pair, count in sorted(both.items()) if count}
 
 
-def _draw_lines(sheet: Sheet, grid: _Grid, sent: BytesByAxis) -> None:
+def _draw_lines(sheet: Sheet, layout: _MeshLayout, sent: BytesByAxis) -> None:
     lines = {axis: between(sent.get(axis, {})) for axis in LOOKS}
     most = max((count for of_axis in lines.values() for count in of_axis.values()), default=1)
     for axis, of_axis in lines.items():
         for (one, other), count in of_axis.items():
             tip = f"{NAMES[axis]}: {count:,} bytes between rank {one} and rank {other}, both ways"
             width = THIN + (WIDE - THIN) * count / most
-            sheet.path(_line(grid, axis, one, other), tip, stroke_width=width, fill="none", **_look(axis))
+            sheet.path(_line(layout, axis, one, other), tip, stroke_width=width, fill="none", **_look(axis))
     for axis, of_axis in lines.items():
         if of_axis:
-            _label(sheet, grid, axis, of_axis)
+            _label(sheet, layout, axis, of_axis)
 
 
-def _draw_pulses(sheet: Sheet, grid: _Grid, step: MeshStep) -> None:
+def _draw_pulses(sheet: Sheet, layout: _MeshLayout, step: MeshStep) -> None:
     """Draw dots over each line while a message is on its way, long enough to be seen."""
     zero, whole = began(step.timeline), step.timeline.makespan
     for axis in LOOKS:
@@ -132,16 +132,16 @@ def _draw_pulses(sheet: Sheet, grid: _Grid, step: MeshStep) -> None:
             starts = [(span, (span.start - zero) / whole) for span in spans]
             times = moving((start, start + max(GLIMPSE, span.duration / whole)) for span, start in starts)
             with sheet.group(**times, fill="none", stroke="currentColor", **PULSE):
-                sheet.path(_line(grid, axis, min(pair), max(pair)))
+                sheet.path(_line(layout, axis, min(pair), max(pair)))
 
 
 def _look(axis: str) -> dict[str, object]:
     return {"stroke": LOOKS[axis].color, "stroke_dasharray": LOOKS[axis].dash or "none"}
 
 
-def _line(grid: _Grid, axis: str, one: int, other: int) -> str:
-    (x1, y1), (x2, y2) = grid.place(one), grid.place(other)
-    if grid.neighbors(axis, one, other):
+def _line(layout: _MeshLayout, axis: str, one: int, other: int) -> str:
+    (x1, y1), (x2, y2) = layout.place(one), layout.place(other)
+    if layout.neighbors(axis, one, other):
         return f"M{x1:.1f},{y1:.1f}L{x2:.1f},{y2:.1f}"
     # The line bends outwards: above tensor ranks, on other axes where the grid ends.
     right, down = (y1 - y2, x2 - x1) if axis != "tp" else (0.0, x1 - x2)
@@ -150,15 +150,15 @@ def _line(grid: _Grid, axis: str, one: int, other: int) -> str:
     return f"M{x1:.1f},{y1:.1f}Q{right:.1f},{down:.1f} {x2:.1f},{y2:.1f}"
 
 
-def _label(sheet: Sheet, grid: _Grid, axis: str, lines: Mapping[tuple[int, int], int]) -> None:
+def _label(sheet: Sheet, layout: _MeshLayout, axis: str, lines: Mapping[tuple[int, int], int]) -> None:
     """Write the bytes of one line of an axis where nothing else is drawn: below, left of or right of the grid."""
-    _, pp, tp = grid.mesh
+    _, pp, tp = layout.mesh
     first = {"dp": pp * tp - 1, "pp": 0, "tp": (pp - 1) * tp}[axis]
-    pair = next(pair for pair in lines if pair[0] == first and grid.neighbors(axis, *pair))
-    (x1, y1), (x2, y2) = map(grid.place, pair)
+    pair = next(pair for pair in lines if pair[0] == first and layout.neighbors(axis, *pair))
+    (x1, y1), (x2, y2) = map(layout.place, pair)
     right, down, anchor = {"dp": (14, 16, "start"), "pp": (-12, 4, "end"), "tp": (0, 22, "middle")}[axis]
     x, y = (x1 + x2) / 2 + right, (y1 + y2) / 2 + down
-    if axis == "dp" and grid.mesh[0] > 2:  # a curve is there
+    if axis == "dp" and layout.mesh[0] > 2:  # a curve is there
         x, y = x1 + right, y1 + RADIUS + 12
     sheet.text(x, y, data_size(lines[pair]), text_anchor=anchor, font_size=11, **HALO)
 
