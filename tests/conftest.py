@@ -18,12 +18,12 @@ CHECKS = [f"lessons.{page.parent.name}.checks" for page in sorted(ROOMS.glob("*/
 # waiting for each other on busy cores, took 200 ms for a step that takes one thread 6.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# No deadline, as a busy machine is not a bug. The same examples each time, so that no change is blamed for another
-# draw; `--hypothesis-profile default` draws others.
+# No deadline, as a busy machine is not a bug. The same examples each time, so that a failure comes from a change, not
+# from a draw; `--hypothesis-profile default` draws others.
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("course")
 
-# Else every rank would import these by itself, to find its function in a test's file: a tenth of a second each.
+# Otherwise every rank would import these, to find its function in a test's file: a tenth of a second each.
 preload("hypothesis", "pytest", "torch.distributed.checkpoint", "torch.distributed.optim", *CHECKS)
 
 

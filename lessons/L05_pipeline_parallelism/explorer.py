@@ -5,7 +5,7 @@
     | schedule       -o----   gpipe         |                             |
     | cut            o-----   equal         |                             |
     | the result, in words                  |                             |
-    | what every rank did                                                 |
+    | the timeline of all ranks                                           |
 
 Devices are emulated, so that a laptop can show what eight of them would do.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from course_lib.classroom.runs import pipeline_step
 from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View, compared
-from course_lib.figures import gantt, held, in_flight
+from course_lib.figures import gantt, held_activations, in_flight
 from course_lib.figures.axis import counted, duration, number, percent
 from course_lib.planner import simulate
 from course_lib.ranks import Pace
@@ -27,7 +27,7 @@ from course_lib.timeline import Timeline
 STAGES = (2, 3, 4, 6, 8)
 MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
 NAMES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
-LAYERS = 288  # of the model: so that a sixth of any stage is a whole number of layers
+LAYERS = 288  # of the model, so that a sixth of any stage is a whole number of layers
 SECONDS = 0.002  # for the minibatch in one layer: forward, and each half of the backward
 CUTS = ("equal stages", "last stage 1/6 larger", "last stage 1/3 larger")
 
@@ -81,7 +81,7 @@ def describe(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> s
     """Describe a step: its time and bubble beside the predicted ones, and the activations held by the fullest rank."""
     idle, expected = step.idle_fraction(), predicted.idle_fraction()
     micro_batches = counted(setting.micro_batches, "micro-batch")
-    most = max(one.most for one in held(step))
+    most = max(one.most for one in held_activations(step))
     return (
         f"{counted(setting.ranks, 'stage')}, {micro_batches}, {setting.name}, {step.origin}: "
         f"{duration(step.makespan)}, {compared(step.makespan, predicted.makespan)}. The ranks were idle for "

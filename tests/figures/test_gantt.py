@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.figures import gantt
-from course_lib.figures.breakdown import filled
+from course_lib.figures.breakdown import with_final_waits
 from course_lib.figures.gantt_chart import MOST_APART
 from course_lib.figures.palette import STYLES
 from course_lib.timeline import KINDS, Span, Timeline
@@ -147,7 +147,7 @@ def test_of_thousands_of_spans_the_widest_are_bars_of_their_own_and_none_is_lost
     svg = gantt(timeline).svg
     alone, together = boxes(svg), strips(svg)
     assert 0 < len(alone) <= MOST_APART
-    assert len(alone) + len(together) == len(filled(timeline).spans)
+    assert len(alone) + len(together) == len(with_final_waits(timeline).spans)
     assert min(box.width for box in alone) > max(box.width for box in together)
 
 

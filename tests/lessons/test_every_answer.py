@@ -1,4 +1,4 @@
-"""Every answer of the lessons' questions, run: one option is right, and each run shows what is said of it."""
+"""All answers to the lessons' questions, run: one option is right, and each run shows its explanation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RIGHT: dict[str, tuple[str, tuple[int, ...]]] = {
     "more_replicas": ("c", (0,)),
     "which_offer": ("b", (0,)),
 }
-# What a run has to say with the lesson's numbers, option by option; or of an open case.
+# The text that a run must give with the lesson's numbers, for each option, or for an open case.
 SAID = {
     "Q4": ["whose piece is not the whole model", "every sample once", "every sample 8 times", "not the whole model"],
     "Q1": ["are different from each other", "another training", "same training, up to rounding", "another training"],

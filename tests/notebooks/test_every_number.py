@@ -1,5 +1,5 @@
-"""No number in a lesson's prose is unproved: a field holds it, a quoted sentence covers it, a source is named, or it
-needs none.
+"""All numbers in the prose of lessons are proved: by a field, a quoted sentence or a named source, or they need no
+proof.
 
 Numbers are found by `numbers`. Questions and tasks are left out, as they claim nothing.
 """
