@@ -48,6 +48,8 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
     "data_parallelism": {
         "half of it for each of two ranks, a quarter for each of four": ARITHMETIC,
         "a 32-bit number keeps about seven digits": FORMATS,
+        "with 8 times the samples in each step": ARITHMETIC,
+        "twice the samples nearly save half of the steps": "McCandlish et al. 2018, section 2.2",
     },
     "sharded_data_parallelism": {
         "Play the ring all-reduce, and stop half way.": "a task",
