@@ -101,17 +101,21 @@ def _average(timeline: Timeline) -> str:
 
 
 def _longest_wait(timeline: Timeline) -> str:
-    """The rank that waited longest, and for what; nothing if there is only one rank."""
-    rank = max(range(timeline.world_size), key=timeline.waiting)
-    if timeline.world_size == 1 or not timeline.waiting(rank):
+    """The rank that waited longest, and for what, or that all waited equally; nothing if there is only one rank."""
+    waits = [timeline.waiting(rank) for rank in range(timeline.world_size)]
+    longest = max(waits)
+    if timeline.world_size == 1 or not longest:
         return ""
+    if isclose(min(waits), longest):
+        return "; all waited equally long"
+    rank = waits.index(longest)
     reasons: dict[str, float] = defaultdict(float)
     for span in timeline.of(rank):
         if span.kind == "wait" and not span.background:
             reasons[_reason(span)] += span.duration
     (reason, _), *others = sorted(reasons.items(), key=lambda item: -item[1])
     mostly = "mostly " if others else ""
-    return f"; rank {rank} waited longest, {percent(timeline.waiting(rank) / timeline.makespan)}, {mostly}{reason}"
+    return f"; rank {rank} waited longest, {percent(longest / timeline.makespan)}, {mostly}{reason}"
 
 
 def _reason(span: Span) -> str:

@@ -29,11 +29,11 @@ MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
 NAMES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
 LAYERS = 288  # of the model, so that a sixth of any stage is a whole number of layers
 SECONDS = 0.002  # for the minibatch in one layer: forward, and each half of the backward
-CUTS = ("equal stages", "last stage 1/6 larger", "last stage 1/3 larger")
+CUTS = ("equal ranks", "last rank 1/6 more", "last rank 1/3 more")
 
 
 class PipelineSetting(NamedTuple):
-    """The values of the controls. moved: sixths of a stage that are moved from the first stage to the last."""
+    """The values of the controls. moved: sixths of a rank's layers, moved from the first stage to the last."""
 
     ranks: int
     micro_batches: int
@@ -53,8 +53,9 @@ class PipelineSetting(NamedTuple):
         """The number of layers of each stage."""
         n = self.ranks * self.stages_per_rank
         layers = [LAYERS // n] * n
-        layers[0] -= self.moved * layers[0] // 6
-        layers[-1] += self.moved * layers[-1] // 6
+        moved = self.moved * (LAYERS // self.ranks) // 6
+        layers[0] -= moved
+        layers[-1] += moved
         return layers
 
     def run(self) -> Timeline:
