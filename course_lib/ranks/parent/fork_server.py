@@ -42,7 +42,8 @@ def warm_up() -> None:
     from multiprocessing import forkserver, resource_tracker
 
     if address := os.environ.get(SHARED):
-        return _join(forkserver._forkserver, address)
+        _join(forkserver._forkserver, address)
+        return
     with _lock, _in_own_group():
         resource_tracker.ensure_running()  # first, as it unblocks the signals that are to be blocked
         _choose_directory()
@@ -59,7 +60,7 @@ def _join(server: Any, address: str) -> None:
     """Have workers forked by the one at this address, which lives as long as the process that has started it."""
     if server._forkserver_address != address:
         server._forkserver_address = address
-        server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # each request sends one; this keeps nobody alive
+        server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # every request sends one; nothing hangs on it
         server.ensure_running = lambda: None
 
 
