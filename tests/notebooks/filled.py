@@ -5,10 +5,10 @@ Ranks of all kernels, and of the processes that grade, come from one fork server
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Generator, Iterator
 from functools import lru_cache
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from lessons import build
 def pytest_configure() -> None:
     fork_server.warm_up()  # pytest's workers join the one of the process that has started them
     if fork_server.start_method() == "forkserver":
-        os.environ[fork_server.SHARED] = multiprocessing.forkserver._forkserver._forkserver_address
+        server: Any = forkserver._forkserver
+        os.environ[fork_server.SHARED] = server._forkserver_address
 
 
 @pytest.hookimpl(wrapper=True)
