@@ -12,7 +12,7 @@ import pytest
 from course_lib.preloading import preload
 
 ROOMS = Path(__file__).parents[1] / "lessons"
-ON_RANKS = ("checks", "questions", "runs", "explorer", "case")  # files of a room with functions that run on ranks
+ON_RANKS = ("checks", "questions", "runs", "explorer")  # files of a room with functions that run on ranks
 FILES = [f"lessons.{file.parent.name}.{file.stem}" for file in sorted(ROOMS.glob("*/*.py")) if file.stem in ON_RANKS]
 
 # One thread, as on every rank, set before torch is imported: two threads add up matrix products in another order, and,
