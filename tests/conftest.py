@@ -12,7 +12,8 @@ import pytest
 from course_lib.preloading import preload
 
 ROOMS = Path(__file__).parents[1] / "lessons"
-ON_RANKS = ("checks", "questions", "runs", "explorer")  # files of a room with functions that run on ranks
+# Files of a room with functions that run on ranks; a case warms ranks up, which the fork server must not.
+ON_RANKS = ("checks", "questions", "runs", "explorer")
 FILES = [f"lessons.{file.parent.name}.{file.stem}" for file in sorted(ROOMS.glob("*/*.py")) if file.stem in ON_RANKS]
 
 # One thread, as on every rank, set before torch is imported: two threads add up matrix products in another order, and,
