@@ -68,7 +68,7 @@ SAID = {
 
 
 @functools.cache
-def answered(name: str, answer: str, seed: int = 0) -> tuple[Outcome, set[int]]:
+def answered(name: str, answer: str, seed: int) -> tuple[Outcome, set[int]]:
     """The outcome of an answer, and the numbers of ranks it was run on. (`test_scaling` says how Q3 is run.)"""
     run_on, ran = ranks_run.run_on, set()
 
@@ -108,7 +108,7 @@ def test_one_option_is_right_and_every_run_shows_what_its_explanation_says(name:
 
 @pytest.mark.parametrize("name", names(FreeText))
 def test_an_open_case_is_run_and_left_to_the_student_to_judge(name: str) -> None:
-    outcome, _ = answered(name, "I do not know yet.")
+    outcome, _ = answered(name, "I do not know yet.", 0)
     assert (outcome.right, outcome.shown) == (None, True)
     assert "A good answer:" in outcome.why
     assert SAID.get(name, [""])[0] in outcome.happened != ""
@@ -124,6 +124,6 @@ def test_an_open_case_is_run_and_left_to_the_student_to_judge(name: str) -> None
     ],
 )
 def test_a_report_says_on_how_many_ranks_it_was_run(name: str, answer: str) -> None:
-    outcome, ran = answered(name, "I do not know yet." if name in names(FreeText) else answer)
+    outcome, ran = answered(name, "I do not know yet." if name in names(FreeText) else answer, 0)
     said = RANKS.findall(outcome.happened)[0]
     assert ran | {1} == {1, *map(int, re.findall(r"\d+", said))}  # one process may run beside them

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from course_lib import Link, Pace, RankFailed, launch
 from course_lib.ranks import discard_all
+from course_lib.ranks.parent.fork_server import SHARED
 from course_lib.timeline import compute
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if defined in a notebook cell
@@ -256,6 +258,14 @@ def state(rank):
 print(launch(state, 2).results)
 """
     assert script(program, folder=tmp_path) == f"{[([], True, True)] * 2}\n"
+
+
+@pytest.mark.skipif(not FORKS, reason="only forked workers have a fork server")
+def test_another_process_may_use_our_fork_server(tmp_path: Path) -> None:
+    program = "import os; from course_lib import launch; print(launch(lambda rank: os.getppid(), 2).results)"
+    ours = launch(lambda rank: os.getppid(), 1).results
+    server: Any = forkserver._forkserver
+    assert script(program, folder=tmp_path, **{SHARED: server._forkserver_address}) == f"{ours * 2}\n"
 
 
 def test_ranks_are_processes_of_their_own_and_stay_for_the_next_run() -> None:

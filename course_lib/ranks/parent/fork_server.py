@@ -23,6 +23,7 @@ from typing import Any
 
 from course_lib import preloading
 
+SHARED = "COURSE_LIB_FORK_SERVER"  # the variable with the address of one that another process has started
 PREFIX = "ranks-"  # of all our files in the temporary directory; the process id of their owner follows
 _lock = threading.Lock()
 _directory = ""  # of the fork server's socket
@@ -40,6 +41,9 @@ def warm_up() -> None:
         return
     from multiprocessing import forkserver, resource_tracker
 
+    if address := os.environ.get(SHARED):
+        _join(forkserver._forkserver, address)
+        return
     with _lock, _in_own_group():
         resource_tracker.ensure_running()  # first, as it unblocks the signals that are to be blocked
         _choose_directory()
@@ -50,6 +54,14 @@ def warm_up() -> None:
             forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _join(server: Any, address: str) -> None:
+    """Have workers forked by the one at this address, which lives as long as the process that has started it."""
+    if server._forkserver_address != address:
+        server._forkserver_address = address
+        server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # every request sends one; nothing hangs on it
+        server.ensure_running = lambda: None
 
 
 def _choose_directory() -> None:
