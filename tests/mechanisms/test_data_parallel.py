@@ -87,21 +87,6 @@ def test_with_overlap_buckets_leave_during_the_backward_pass_and_without_it_afte
             assert early == (all_in_all if overlap else 0)
 
 
-def test_a_bucket_leaves_when_its_share_of_the_backward_pass_is_done() -> None:
-    def fractions(rank: int) -> list[float]:
-        reached: list[float] = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(buckets, "progress", reached.append)
-            model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False))
-            replica = DataParallel(model, bucket_mb=1e-9)
-            replica(torch.ones(2, 4)).sum().backward()
-            replica.finish()
-        return reached
-
-    for reached in launch(fractions, 2, device="cpu").results:
-        assert reached == pytest.approx([2 / 20, 8 / 20, 1.0])
-
-
 def test_construction_gives_every_rank_the_parameters_and_buffers_of_the_first() -> None:
     def states(rank: int) -> tuple[State, State]:
         model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))

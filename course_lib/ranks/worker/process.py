@@ -29,7 +29,7 @@ from course_lib import timeline
 from course_lib.ranks import messages
 from course_lib.ranks.board import Board
 from course_lib.ranks.places import RANKS, is_library
-from course_lib.ranks.worker import changes, threads, traced_group
+from course_lib.ranks.worker import backward, changes, threads, traced_group
 from course_lib.ranks.worker.tracer import Tracer, run_student
 
 _PR_SET_PDEATHSIG = 1
@@ -49,6 +49,7 @@ def main(place: messages.Place, parent: Connection, board_memory: Any, answers: 
     traced_group.register(tracer)
     timeline.record_with(tracer)
     threads.watch()
+    backward.follow_all(tracer.progress, lambda: tracer.emulated is not None)
     answers.append(tracer.answer)
     changes.watch_all()
     worker = Worker(place, parent, tracer)
