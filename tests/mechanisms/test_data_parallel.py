@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import RankFailed, Span, data, launch, timeline
-from course_lib.mechanisms import batches, buckets, tensor_parallel
+from course_lib.mechanisms import batches, tensor_parallel
 from course_lib.mechanisms.data_parallel import DataParallel, average_gradients
 from tests.mechanisms.training import F32, State, build, equal, minibatch
 

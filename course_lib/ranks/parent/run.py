@@ -71,7 +71,7 @@ def launch(
     fn: any function, also one defined in a notebook cell; it may use variables from around it. The process
         group is up when it starts, every rank is seeded differently and uses one thread.
     timeout: seconds after which the run is ended. Those in which ranks wait for a core that others use do not count
-        (where the system counts them, as Linux does).
+        (where the system counts them, as Linux does), but after ten times the limit it ends on any machine.
     pace: the devices and links to stand for, on an emulated clock; see `Pace`.
     device: "cuda" for one GPU and NCCL for each rank, "cpu" for gloo; None takes GPUs if there are enough.
 
