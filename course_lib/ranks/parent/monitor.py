@@ -262,7 +262,8 @@ class RunMonitor:
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         histories = [outcome.operations for outcome in outcomes]
         unfinished = [outcome.unfinished for outcome in outcomes]
-        if error := mismatch.explain_mismatch(histories) or mismatch.explain_unfinished(histories, unfinished):
+        error = mismatch.explain_mismatch(histories) or mismatch.explain_unfinished(histories, unfinished)
+        if error := error or mismatch.explain_changed(histories):
             self._raise(error, self.statuses())  # which takes longer than a short run
 
     def is_clean(self, may_keep_changes: bool) -> bool:

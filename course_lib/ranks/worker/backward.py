@@ -8,11 +8,14 @@ to parameters of which nothing was known, all of it counts as over: better too l
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge
 
 
 def follow_all(progress: Callable[[float], None], is_wanted: Callable[[], bool]) -> None:
@@ -22,38 +25,37 @@ def follow_all(progress: Callable[[float], None], is_wanted: Callable[[], bool])
 
     def followed(roots: Any, *args: Any, **kwargs: Any) -> Any:
         uses = _uses(roots) if is_wanted() else []
-        passes.append({parameter for _, parameter in uses})
-        sizes, done = [parameter.numel() for _, parameter in uses], list[int]()
+        total, done = sum(parameter.numel() for _, parameter in uses), 0
 
-        def begins(size: int) -> None:
+        def begins(size: int, *_: Any) -> None:
+            nonlocal done
             if len(passes) == 1:
-                done.append(size)
-                progress(sum(done) / sum(sizes))
+                done += size
+                progress(done / total)
 
-        pairs = zip(uses, sizes, strict=True)
-        hooks = [node.register_prehook(lambda _, size=size: begins(size)) for (node, _), size in pairs]
-        try:
+        with contextlib.ExitStack() as stack:
+            passes.append({parameter for _, parameter in uses})
+            stack.callback(passes.pop)
+            for node, parameter in uses:
+                stack.enter_context(node.register_prehook(functools.partial(begins, parameter.numel())))
+            if passes[-1]:
+                begins(0)
             if passes[-1] - passes[0]:
                 progress(1.0)
-            elif uses:
-                begins(0)
             return run(roots, *args, **kwargs)
-        finally:
-            passes.pop()
-            for hook in hooks:
-                hook.remove()
 
     autograd._engine_run_backward = followed
 
 
 def _uses(roots: Any) -> list[tuple[Any, Any]]:
     """The parameters in the graph behind these tensors, each with the node that makes its gradient."""
-    nodes = list(dict.fromkeys(root.grad_fn for root in roots if root.grad_fn is not None))
+    ends = [root.node if isinstance(root, GradientEdge) else root.grad_fn for root in roots]
+    nodes = list(dict.fromkeys(node for node in ends if node is not None))
     uses, seen = [], set(nodes)
     for node in nodes:  # which grows
         for after, _ in node.next_functions:
-            if isinstance(getattr(after, "variable", None), nn.Parameter):
-                uses.append((node, after.variable))
+            if isinstance(parameter := getattr(after, "variable", None), nn.Parameter):
+                uses.append((node, parameter))
             elif after is not None and after not in seen:
                 seen.add(after)
                 nodes.append(after)

@@ -147,10 +147,9 @@ class EmulatedClock:
     def follow(self, what: str) -> None:
         """Go on with the thread that runs the function; refuse what any other one does."""
         if threading.get_ident() != self._thread:
-            self.refused = RuntimeError(
-                f"Another thread than that of the function has begun {what}, as a callback of a future does. The "
-                "emulated clock follows one thread of each rank: begin it in the function, or launch without a pace."
-            )
+            text = f"Another thread than that of the function has begun {what}, as a callback of a future does."
+            advice = "begin it in the function, or launch without a pace."
+            self.refused = RuntimeError(f"{text} The emulated clock follows one thread of each rank: {advice}")
             raise self.refused
 
     def call_back(self, callback: Any, future: Any) -> Any:

@@ -12,6 +12,7 @@ what a collective before it has left there, as in the stream of a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,6 +47,12 @@ def places(value: Any) -> set[int]:
     return set().union(*map(places, value)) if isinstance(value, list | tuple) else set()
 
 
+def version(tensors: Sequence[torch.Tensor]) -> int:
+    """A number that grows when one of them is changed; of those that gloo sends from where they lie, and not a part."""
+    whole = [each for each in tensors if each.is_contiguous() and each.nbytes == each.untyped_storage().nbytes()]
+    return sum(each._version for each in whole if not each.is_inference())
+
+
 def packed(value: Any, apart: bool = False) -> Any:
     """The same, with copies in place of tensors that have gaps, or of all."""
     if not isinstance(value, torch.Tensor):
@@ -63,14 +70,12 @@ def _has_gaps(tensor: torch.Tensor) -> bool:
 def _refuse_shared_places(name: str, tensors: list[torch.Tensor]) -> None:
     for tensor in tensors:
         if _has_gaps(tensor) and 0 in tensor.stride():
-            raise ValueError(
-                f"{name} would write into a tensor that shows the same numbers several times, as expand() makes them. "
-                "Give it a tensor with a place for each: x = x.contiguous()."
+            text = (
+                f"{name} would write into a tensor that shows the same numbers several times, as expand() makes them."
             )
+            raise ValueError(f"{text} Give it a tensor with a place for each: x = x.contiguous().")
     places = [tensor.data_ptr() for tensor in tensors if len(tensors) > 1 and tensor.numel()]
     if len(set(places)) < len(places):
         n = len(tensors)
-        raise ValueError(
-            f"{name} would write all its results into one tensor: [tensor] * {n} is {n} times the same. "
-            f"Make {n} tensors: [torch.zeros(2) for _ in range({n})]."
-        )
+        text = f"{name} would write all its results into one tensor: [tensor] * {n} is {n} times the same."
+        raise ValueError(f"{text} Make {n} tensors: [torch.zeros(2) for _ in range({n})].")
