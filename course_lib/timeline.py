@@ -36,6 +36,7 @@ class Span(NamedTuple):
         (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms").
     peer: the other rank of a send or recv.
     background: a transfer that ran while its rank was free to do something else.
+    number: which message from its sender to its receiver it is, the first, second and so on of its tag.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Span(NamedTuple):
     bytes: int = 0
     peer: int | None = None
     background: bool = False
+    number: int | None = None
 
     @property
     def duration(self) -> float:
@@ -175,6 +177,7 @@ def _trace_event(span: Span, thread: int) -> dict[str, object]:
     # Whole nanoseconds, so that rounding cannot push a span out of the one around it.
     start, end = round(span.start * 1e9), round(span.end * 1e9)
     detail = {"micro_batch": span.micro_batch, "stage": span.stage, "bytes": span.bytes or None, "peer": span.peer}
+    detail["message"] = span.number
     return {
         "ph": "X",
         "name": span.name or span.kind,
