@@ -245,8 +245,8 @@ def compute(
 def progress(fraction: float) -> None:
     """Say that this fraction (0 to 1) of the current compute mark's work is done.
 
-    An emulated clock moves to where its device would have come this far, so that something started in
-    the middle of a backward pass (a bucket's all-reduce) starts at the right moment.
+    An emulated clock moves to where its device would have come this far, so that what is begun in the middle
+    of a mark leaves at the right moment, not when all of it is computed. It follows backward passes by itself.
 
     Raises ValueError for a fraction outside 0 to 1.
     """
