@@ -36,6 +36,7 @@ class Span(NamedTuple):
         (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms").
     peer: the other rank of a send or recv.
     background: a transfer that ran while its rank was free to do something else.
+    number: which message from its sender to its receiver it is, the first, second and so on of its tag.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Span(NamedTuple):
     bytes: int = 0
     peer: int | None = None
     background: bool = False
+    number: int | None = None
 
     @property
     def duration(self) -> float:
@@ -175,6 +177,7 @@ def _trace_event(span: Span, thread: int) -> dict[str, object]:
     # Whole nanoseconds, so that rounding cannot push a span out of the one around it.
     start, end = round(span.start * 1e9), round(span.end * 1e9)
     detail = {"micro_batch": span.micro_batch, "stage": span.stage, "bytes": span.bytes or None, "peer": span.peer}
+    detail["message"] = span.number
     return {
         "ph": "X",
         "name": span.name or span.kind,
@@ -241,8 +244,8 @@ def compute(
 def progress(fraction: float) -> None:
     """Report that this fraction (0 to 1) of the current compute mark's work is done.
 
-    An emulated clock advances to the moment when its device would have come this far, so that an operation in the
-    middle of a backward pass (a bucket's all-reduce) starts at the right moment.
+    An emulated clock advances to the moment when its device would have come this far, so that what begins in the middle
+    of a mark leaves at the right moment, not when all of it is computed. It follows backward passes by itself.
 
     Raises ValueError for a fraction outside 0 to 1.
     """

@@ -49,6 +49,7 @@ def activity(span: Span) -> str:
         span.name if span.name != span.kind else "",
         f"micro-batch {span.micro_batch}" if span.micro_batch is not None else "",
         f"stage {span.stage}" if span.stage is not None else "",
+        f"message {span.number}" if span.number is not None else "",
         f"with rank {span.peer}" if span.peer is not None else "",
         data_size(span.bytes) if span.bytes else "",
         "in the background" if span.background else "",

@@ -21,7 +21,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from course_lib.mechanisms import guards
-from course_lib.timeline import progress
 
 
 class Bucket:
@@ -93,24 +92,21 @@ class Reducer:
         self, buckets: Sequence[Sequence[nn.Parameter]], reduce: Callable[[int], None], overlap: bool = True
     ) -> None:
         self._buckets, self._reduce, self._overlap = buckets, weakly(reduce), overlap
-        self._total_bytes = sum(parameter.nbytes for bucket in buckets for parameter in bucket)
         self.begin_step()
 
     def begin_step(self) -> None:
         """Expect a gradient of each parameter, and to reduce bucket 0 first."""
         self._missing: list[set[Tensor]] = [set(bucket) for bucket in self._buckets]
         self._bucket_of = {parameter: missing for missing in self._missing for parameter in missing}
-        self._computed_bytes = self._next = 0
+        self._next = 0
         self.has_begun = False
 
     def gradient_is_computed(self, parameter: Tensor) -> None:
         missing = self._bucket_of[parameter]
         guards.only_one_backward(parameter in missing)
         missing.remove(parameter)
-        self._computed_bytes += parameter.nbytes
         self.has_begun = True
         if not missing and self._overlap:
-            progress(self._computed_bytes / self._total_bytes)
             while self._next < len(self._buckets) and not self._missing[self._next]:
                 self._reduce_next()
 

@@ -92,6 +92,7 @@ class FullySharded(nn.Module):
 
         Raises RuntimeError if this rank's share of the minibatch is not as large as the mean share.
         """
+        progress(0)  # the parameters of the first blocks can leave before anything is computed
         if torch.is_grad_enabled():
             samples = samples_in((args, kwargs))
             total = total_over_ranks(samples, self.blocks[0].shards.shard.device, self.group)

@@ -46,6 +46,7 @@ class Operation:
         messages by group, sender, receiver and tag. Equal orders on two ranks belong together.
     posted, blocked, ended: seconds when the call began, when the rank began to wait for its end, and
         when it ended; 0.0 for not yet. These are real, whatever the clock of the run.
+    changed: when the rank came to wait for a message whose tensor it had changed since; not on the board.
     """
 
     number: int
@@ -68,6 +69,7 @@ class Operation:
     dtype: str = ""
     line: str = ""  # "file:number" of the caller's own code
     sent: int = 0  # bytes on the wire; not on the board
+    changed: float = 0.0
     emulated: Moments | None = None  # on the clock of a run with a pace; not on the board
 
     @property
@@ -122,7 +124,7 @@ def belong(op: Operation, rank: int, theirs: Operation, other: int) -> bool:
 
 
 _TEXTS = 5  # number of text fields, the last ones on the board: from `name` to `line`
-_ON_BOARD = [f.name for f in fields(Operation)][:-2]
+_ON_BOARD = [f.name for f in fields(Operation)][:-3]
 _numbers_of, _texts_of = attrgetter(*_ON_BOARD[:-_TEXTS]), attrgetter(*_ON_BOARD[-_TEXTS:])
 
 

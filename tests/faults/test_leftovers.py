@@ -338,3 +338,118 @@ def test_ranks_stay_for_the_next_run_where_nothing_is_changed_for_good():
         return os.getpid()
 
     assert launch(uses_much, 2).results == launch(uses_much, 2).results
+
+
+def late_receive(rank, shape=4):
+    if rank == 1:
+        time.sleep(0.3)  # computes first
+        buffer = torch.zeros(shape)
+        dist.recv(buffer, 0)
+        return buffer.tolist()
+    return None
+
+
+def test_a_tensor_that_was_changed_on_its_way_is_named(fault):
+    def overwrites(rank):
+        if rank == 0:
+            activations = torch.ones(4)
+            handle = dist.isend(activations, 1)
+            activations *= 2  # the next layer
+            handle.wait()
+        return late_receive(rank)
+
+    assert_named(
+        fault.of(RankFailed, overwrites), 0, "changed the tensor", "rank 1", "isend(activations, 1)", "clone()"
+    )
+
+
+def changes_a_copy():
+    numbers = torch.ones(4)
+    handle = dist.isend(numbers.clone(), 1)
+    numbers.mul_(2)
+    handle.wait()
+
+
+def changes_it_after_waiting():
+    numbers = torch.ones(4)
+    dist.isend(numbers, 1).wait()
+    numbers.mul_(2)
+
+
+def changes_another_part():
+    numbers = torch.ones(8)
+    first, second = numbers.split(4)
+    handle = dist.isend(first, 1)
+    second.mul_(2)
+    handle.wait()
+
+
+def changes_what_a_packed_copy_was_made_of():
+    numbers = torch.ones(2, 2).t()[:, :2].t().t()
+    handle = dist.isend(numbers, 1)
+    numbers.mul_(2)
+    handle.wait()
+
+
+def updates_the_parameter_while_its_gradient_travels():
+    layer = torch.nn.Linear(4, 1, bias=False)
+    layer(torch.ones(4)).backward()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    handle = dist.isend(layer.weight.grad.view(4), 1)
+    optimizer.step()
+    handle.wait()
+
+
+def sends_what_nobody_tracks():
+    with torch.inference_mode():
+        numbers = torch.ones(4)
+        handle = dist.isend(numbers, 1)
+    handle.wait()
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        changes_a_copy,
+        changes_it_after_waiting,
+        changes_another_part,
+        changes_what_a_packed_copy_was_made_of,
+        updates_the_parameter_while_its_gradient_travels,
+        sends_what_nobody_tracks,
+    ],
+)
+def test_changing_what_is_not_on_its_way_is_lawful(send):
+    def sends(rank):
+        if rank == 0:
+            send()
+        return late_receive(rank, (2, 2) if send is changes_what_a_packed_copy_was_made_of else 4)
+
+    assert launch(sends, 2).results[1] in ([1.0] * 4, [[1.0] * 2] * 2)
+
+
+def test_changing_what_the_receiver_says_it_has_got_is_lawful():
+    def acknowledged(rank):
+        numbers, word = torch.ones(4), torch.zeros(1)
+        if rank == 0:
+            handle = dist.isend(numbers, 1)
+            dist.recv(word, 1)
+            numbers.mul_(2)
+            handle.wait()
+        else:
+            dist.recv(numbers, 0)
+            dist.send(word, 0)
+        return numbers.tolist()
+
+    assert launch(acknowledged, 2).results == [[2.0] * 4, [1.0] * 4]
+
+
+def test_on_an_emulated_clock_a_message_on_its_way_is_a_copy():
+    def overwrites(rank):
+        if rank == 0:
+            numbers = torch.ones(4)
+            handle = dist.isend(numbers, 1)
+            numbers.mul_(2)
+            handle.wait()
+        return late_receive(rank)
+
+    assert launch(overwrites, 2, pace=Pace()).results[1] == [1.0] * 4

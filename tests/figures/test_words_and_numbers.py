@@ -109,8 +109,8 @@ def test_the_sentence_compares(seconds: float, difference: str) -> None:
 
 
 def test_a_span_in_words_has_all_that_is_known_counted_from_where_the_picture_begins() -> None:
-    span = Span(2, "transfer", "irecv", 1.012, 1.019, 3, 0, bytes=4096, peer=0, background=True)
+    span = Span(2, "transfer", "irecv", 1.012, 1.019, 3, 0, bytes=4096, peer=0, background=True, number=2)
     assert span_in_words(span, zero=1.0) == (
-        "rank 2: transfer, irecv, micro-batch 3, stage 0, with rank 0, 4.1 kB, in the background; "
+        "rank 2: transfer, irecv, micro-batch 3, stage 0, message 2, with rank 0, 4.1 kB, in the background; "
         "7 ms, from 12 ms to 19 ms"
     )

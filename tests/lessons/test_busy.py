@@ -143,3 +143,14 @@ def test_who_looks_late_does_not_take_all_that_went_by_for_time_of_the_ranks() -
     taken = _TimeTaken(11.0, [(5.0, 7.0)])
     taken.go_on(71.0, [(5.0, 7.0)])
     assert taken.seconds == 1.0
+
+
+def test_however_busy_the_machine_is_a_run_is_over_after_ten_times_its_limit() -> None:
+    """Two ranks that compute without end, among sixty others: each gets a core for a second of thirty."""
+    taken = _TimeTaken(0.0, [(0.0, 0.0)] * 2)
+    over = []
+    for second in range(1, 41):
+        taken.go_on(float(second), [(second / 30, second * 29 / 30)] * 2)
+        over.append(taken.is_over(3.0))
+    assert over.index(True) == 29
+    assert taken.seconds < 3.0

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import RankFailed, Span, data, launch, timeline
-from course_lib.mechanisms import batches, buckets, tensor_parallel
+from course_lib.mechanisms import batches, tensor_parallel
 from course_lib.mechanisms.data_parallel import DataParallel, average_gradients
 from tests.mechanisms.training import F32, State, build, equal, minibatch
 
@@ -85,21 +85,6 @@ def test_with_overlap_buckets_leave_during_the_backward_pass_and_without_it_afte
         for early, all_in_all in launch(posted, 2, (overlap,), device="cpu").results:
             assert all_in_all > 4
             assert early == (all_in_all if overlap else 0)
-
-
-def test_a_bucket_leaves_when_its_share_of_the_backward_pass_is_done() -> None:
-    def fractions(rank: int) -> list[float]:
-        reached: list[float] = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(buckets, "progress", reached.append)
-            model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False))
-            replica = DataParallel(model, bucket_mb=1e-9)
-            replica(torch.ones(2, 4)).sum().backward()
-            replica.finish()
-        return reached
-
-    for reached in launch(fractions, 2, device="cpu").results:
-        assert reached == pytest.approx([2 / 20, 8 / 20, 1.0])
 
 
 def test_construction_gives_every_rank_the_parameters_and_buffers_of_the_first() -> None:

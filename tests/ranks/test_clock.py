@@ -5,13 +5,13 @@ Every number here is exact: seconds are powers of two and bytes too, or the comp
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from multiprocessing import Process
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +23,12 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from course_lib import Deadlock, Link, Pace, RankFailed, Span, Timeline, launch
 from course_lib.mechanisms.collectives import ring_all_reduce
 from course_lib.ranks.worker.clock import Entries, Entry
-from course_lib.timeline import compute, progress
+from course_lib.timeline import compute, now, progress
 
 pytestmark = pytest.mark.long
 
@@ -502,9 +503,93 @@ def test_distributed_data_parallel_hides_its_gradients_behind_the_backward_pass(
     run = launch(one_step, 4, pace=pace)
     assert all(torch.equal(gradient, torch.full((1, 4), 1.5)) for gradient in run.results)  # mean of 0, 1, 2 and 3
     for rank in range(4):
-        (forward,), (update,) = (of_kind(run.timeline, rank, kind) for kind in ("forward", "optimizer"))
-        # The only bucket leaves when the backward pass begins to compute, and takes six latencies from there.
-        assert update.start == forward.end + max(0.25, 6 * 0.125)
+        (backward,), (update,) = (of_kind(run.timeline, rank, kind) for kind in ("backward", "optimizer"))
+        # The one bucket leaves when its gradient is computed, at the end, and takes six latencies from there.
+        assert update.start == backward.start + 0.25 + 6 * 0.125
+
+
+def send_from_hooks(rank: int, make: Callable[[], tuple[nn.Module, list[Any]]]) -> list[float]:
+    """The time on the clock at which each gradient can leave, as shares of the backward pass of a second."""
+    model, watched = make()
+    times: list[float] = []
+    for parameter in watched:
+        parameter.register_post_accumulate_grad_hook(lambda _: times.append(now()))
+    loss = model(torch.ones(1, 4)).sum()
+    with compute("backward"):
+        loss.backward()
+    return times
+
+
+def three_layers() -> Any:
+    """Layers of 12, 6 and 2 numbers."""
+    return [nn.Linear(width, width - 1, bias=False) for width in (4, 3, 2)]
+
+
+def plain() -> tuple[nn.Module, list[Any]]:
+    model = nn.Sequential(*three_layers())
+    return model, list(model.parameters())
+
+
+def with_a_frozen_layer() -> tuple[nn.Module, list[Any]]:
+    first, second, third = three_layers()
+    second.requires_grad_(False)
+    return nn.Sequential(first, second, third), [first.weight, third.weight]
+
+
+def used_twice() -> tuple[nn.Module, list[Any]]:
+    twice, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False)
+    return nn.Sequential(twice, twice, last), [twice.weight, last.weight]
+
+
+class Again(nn.Module):
+    """A module that is computed again in its backward pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.module, x.requires_grad_() if x.is_leaf else x, use_reentrant=True)
+
+
+def computed_again() -> tuple[nn.Module, list[Any]]:
+    layers = three_layers()
+    return nn.Sequential(*map(Again, layers)), [layer.weight for layer in layers]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (plain, [2 / 20, 8 / 20, 1.0]),
+        (with_a_frozen_layer, [2 / 14, 1.0]),
+        (used_twice, [8 / 40, 1.0]),
+        (computed_again, [1.0, 1.0, 1.0]),  # nobody can know how much is still to come
+    ],
+)
+def test_a_gradient_leaves_when_its_share_of_the_backward_pass_is_done(make: Any, expected: list[float]) -> None:
+    (times,) = launch(send_from_hooks, 1, (make,), pace=Pace(1.0)).results
+    assert times == pytest.approx(expected, rel=EXACT)
+
+
+def test_what_a_mark_computes_leaves_when_it_is_over() -> None:
+    def relay(rank: int) -> None:
+        with compute("forward"):
+            if rank:
+                dist.recv(torch.zeros(1), rank - 1)
+            if rank < 2:
+                dist.send(torch.zeros(1), rank + 1)
+
+    timeline = launch(relay, 3, pace=Pace(1.0, Link(latency=0.25))).timeline
+    assert [ends(timeline, rank) for rank in range(3)] == [1.0, 2.25, 3.5]
+
+
+def test_what_is_given_by_a_root_inside_a_mark_was_computed_before() -> None:
+    def give(rank: int) -> None:
+        with compute("forward") if rank == 0 else contextlib.nullcontext():
+            dist.broadcast(torch.zeros(1), 0)
+
+    timeline = launch(give, 2, pace=Pace(1.0, Link(latency=0.25))).timeline
+    assert [ends(timeline, rank) for rank in range(2)] == [1.25, 1.25]
 
 
 def test_a_work_that_nobody_waits_for_is_told_as_in_a_measured_run() -> None:
@@ -802,7 +887,7 @@ BUSY = {"forward": 0.1, "backward": 0.3}
 SLOW_LINK = {"latency": 0.007, "bandwidth": 1e4}
 
 
-@contextmanager
+@contextlib.contextmanager
 def loaded_cores(n: int) -> Iterator[None]:
     hogs = [Process(target=_spin, daemon=True) for _ in range(n)]
     for hog in hogs:

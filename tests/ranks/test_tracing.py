@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib import Pace, launch
+from course_lib import Link, Pace, launch
+from course_lib.figures.words import activity
 from course_lib.ranks import Run
 from course_lib.timeline import COMPUTE_KINDS, Timeline, compute, progress
 
@@ -239,6 +240,27 @@ def test_a_recv_from_anybody_learns_its_peer() -> None:
     run = launch(anybody, N)
     assert run.results[1] == 2
     assert {span.peer for span in run.timeline.of(1)} == {2}
+
+
+@pytest.mark.parametrize("pace", [None, Pace(link=Link(latency=1.0))])
+def test_messages_of_equal_shape_say_which_of_them_was_received(pace: Pace | None) -> None:
+    """Nobody can know that a rank takes the weights for the biases; its timeline shows which message it took."""
+
+    def swapped(rank: int) -> None:
+        weights, biases = torch.ones(4), torch.zeros(4)
+        for tensor in (weights, biases) if rank == 0 else (biases, weights):
+            if rank == 0:
+                dist.send(tensor, 1)
+            else:
+                dist.recv(tensor, 0)
+
+    timeline = launch(swapped, 2, pace=pace).timeline
+    for rank in (0, 1):
+        moved = [span for span in timeline.of(rank) if span.kind == "transfer"]
+        assert list(dict.fromkeys(span.number for span in moved)) == [1, 2]
+        assert activity(moved[-1]).startswith(
+            f"transfer, {'recv' if rank else 'send'}, message 2, with rank {1 - rank}"
+        )
 
 
 def test_a_batch_of_messages_is_seen_one_by_one() -> None:

@@ -53,11 +53,8 @@ def explain_deadlock(statuses: list[RankStatus], still: list[int]) -> Deadlock |
 
 def _find_stuck(statuses: list[RankStatus], still: list[int]) -> dict[int, Operation]:
     """The ranks that cannot go on, whatever the other ranks do, each with an operation in which it is blocked."""
-    stuck = {
-        status.rank: status.blocked_in
-        for status in statuses
-        if status.rank in still and status.blocked_in is not None and not (status.may_act or status.has_ended)
-    }
+    idle = [status for status in statuses if status.rank in still and not (status.may_act or status.has_ended)]
+    stuck = {status.rank: status.blocked_in for status in idle if status.blocked_in is not None}
     while True:
         free = {status.rank for status in statuses if not status.has_ended and status.rank not in stuck}
         freed = [rank for rank in stuck if any(_may_end(op, rank, statuses, free) for op in statuses[rank].pending)]

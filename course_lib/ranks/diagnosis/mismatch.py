@@ -98,6 +98,17 @@ def explain_unfinished(histories: list[list[Operation]], unfinished: list[list[i
     return None
 
 
+def explain_changed(histories: list[list[Operation]]) -> RankFailed | None:
+    """The first message whose tensor was changed before its receive had begun: gloo sends what is there by then."""
+    for pair in _pairs(histories):
+        for (rank, sent), (other, received) in (pair, pair[::-1]):
+            if 0 < sent.changed < received.posted:
+                text = f"Rank {rank} changed the tensor that it was sending to rank {other}, which got what it is now."
+                advice = "Change it after wait() on the handle, or send a copy: isend(tensor.clone(), ...)."
+                return RankFailed(text, rank, details=f"{describe_line(sent.line)}\n{advice}")
+    return None
+
+
 def all_matched(histories: list[list[Operation]]) -> bool:
     """Whether every message was received and every collective was called by all its members."""
     came: Counter[tuple] = Counter()

@@ -31,6 +31,7 @@ _GRACE = 0.3  # after the first failure, for others to fail too
 _GRACE_IF_CUT_OFF = 2.0  # after the first broken connection, for its cause to be noticed
 _GRACE_IF_GONE = 10.0  # for a dead process, until its exit code is known
 _STARTUP = 60.0
+_AT_MOST = 10  # times the limit, by the wall clock: then a run is over, however busy the machine is
 _ASLEEP = 0.15  # seconds: a rank that has computed less since it moved has slept
 
 
@@ -47,11 +48,13 @@ class _TimeTaken:
     """The seconds of a run that count towards its time limit, or since a failure towards the patience with the others.
 
     Seconds in which a rank waits for a core do not count, unless the ranks themselves keep all cores busy.
+    passed: all seconds, by the wall clock.
     """
 
     until: float
     used: list[tuple[float, float]] = field(default_factory=list)  # by rank: seconds computed, waited for a core
     computed: float = 0.0
+    passed: float = 0.0
     not_waited: float = 0.0  # reported by the system only after a wait, so too small during a long one
 
     def go_on(self, now: float, used: list[tuple[float, float]]) -> None:
@@ -59,11 +62,15 @@ class _TimeTaken:
         self.computed += sum(new[0] - old[0] for old, new in pairs) / (os.cpu_count() or 1)
         waited = max([0.0, *(new[1] - old[1] for old, new in pairs)])  # the waits of threads that end are lost
         self.not_waited += min(now - self.until - waited, _STILL)  # a late look: this process stalled, as ranks may
+        self.passed += now - self.until
         self.until, self.used = now, used
 
     @property
     def seconds(self) -> float:
         return max(self.computed, self.not_waited)
+
+    def is_over(self, limit: float) -> bool:
+        return self.seconds >= limit or self.passed >= _AT_MOST * limit
 
 
 def _used_by(pid: int) -> tuple[float, float]:
@@ -172,7 +179,7 @@ class RunMonitor:
         if self.since_failure is not None:
             if self.since_failure.seconds >= self._grace():
                 self._raise_failure()
-        elif self.taken.seconds >= self.timeout + _STARTUP * (self.began is None):
+        elif self.taken.is_over(self.timeout + _STARTUP * (self.began is None)):
             self._raise_timeout()
         elif None in self.outcomes:
             self._judge_stillness(now)
@@ -255,7 +262,8 @@ class RunMonitor:
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         histories = [outcome.operations for outcome in outcomes]
         unfinished = [outcome.unfinished for outcome in outcomes]
-        if error := mismatch.explain_mismatch(histories) or mismatch.explain_unfinished(histories, unfinished):
+        error = mismatch.explain_mismatch(histories) or mismatch.explain_unfinished(histories, unfinished)
+        if error := error or mismatch.explain_changed(histories):
             self._raise(error, self.statuses())  # comparing all histories takes longer than a short run
 
     def is_clean(self, may_keep_changes: bool) -> bool:

@@ -70,8 +70,8 @@ def launch(
 
     fn: any function, also one defined in a notebook cell; it may use variables from around it. The process
         group is up when it starts, every rank is seeded differently and uses one thread.
-    timeout: seconds after which the run is ended. Seconds in which ranks wait for a core do not count (where the system
-        counts them, as Linux does).
+    timeout: seconds after which the run is ended. Seconds in which ranks wait for a core that others use do not count
+        (where the system counts them, as Linux does), but after ten times the limit it ends on any machine.
     pace: the devices and links to stand for, on an emulated clock; see `Pace`.
     device: "cuda" for one GPU and NCCL for each rank, "cpu" for gloo; None takes GPUs if there are enough.
 
@@ -137,17 +137,14 @@ def _culprit(fn: Callable, args: tuple) -> str:
         used = inspect.getclosurevars(fn)
         variables = {**used.globals, **used.nonlocals}
         parts |= {f"The variable {name!r}, which the function uses,": value for name, value in variables.items()}
-    return next(
-        (what for what, value in parts.items() if not _can_travel(value)), "The function, or something that it uses,"
-    )
+    culprits = (what for what, value in parts.items() if not _can_travel(value))
+    return next(culprits, "The function, or something that it uses,")
 
 
 def _can_travel(value: Any) -> bool:
-    try:
-        _pickled(value)
-    except Exception:
-        return False
-    return True
+    with contextlib.suppress(Exception):
+        return bool(_pickled(value))
+    return False
 
 
 def _unpack(outcome: messages.RankOutcome, rank: int, monitor: RunMonitor) -> Any:
@@ -167,10 +164,8 @@ def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any
     if start.is_rank:
         raise RuntimeError("launch was called on a rank; ranks cannot launch ranks. Call it in the notebook itself.")
     if os.getpid() != _HOME:
-        raise RuntimeError(
-            "launch was called in a fork of the process that imported it, which cannot start ranks; "
-            "call it in the notebook itself, or start the process with multiprocessing's 'spawn'"
-        )
+        advice = "call it in the notebook itself, or start the process with multiprocessing's 'spawn'"
+        raise RuntimeError(f"launch was called in a fork, which cannot start ranks; {advice}")
     if not callable(fn):
         raise TypeError(f"fn={fn!r} is not a function; launch(fn, {world_size!r}) calls fn(rank) on every rank")
     if not isinstance(world_size, int) or isinstance(world_size, bool) or not 1 <= world_size <= MAX_WORLD_SIZE:

@@ -63,4 +63,4 @@ def _operation_spans(rank: int, op: Operation, moments: Moments, zero: float) ->
     if n_bytes or not spans:  # it ended before it was waited for, and still sent its bytes
         at = ended - zero
         spans.append(Span(rank, "transfer", op.name, at, at, bytes=n_bytes, peer=peer, background=True))
-    return spans
+    return [span._replace(number=op.order + 1) for span in spans] if op.is_message else spans

@@ -5,6 +5,9 @@ rank carries a clock of its own, which starts at zero and moves by these rules a
 
     compute      a mark takes the seconds that the pace has for its kind and work, and more on a slow rank. What is
                  not marked takes none, and neither does a mark that the pace has no seconds for (the timeline says so)
+    in a mark    nothing leaves before it was computed. What a rank begins inside a mark, a receive apart, begins when
+                 the mark's compute is over; earlier only where it is known how far that is: in a backward pass, which
+                 `backward` follows, and where `course_lib.timeline.progress` has said it
     message      queues on the sender's outgoing link (it has one inside the node and one between nodes) behind the
                  messages posted there before, occupies it for bytes / bandwidth, and arrives a latency later. It
                  occupies nothing at the receiver. The sender is free once the link is, whether or not the receive
@@ -113,11 +116,13 @@ class Entries:
 class _OpenMark:
     """An open mark. begun: when it would have begun if nothing had blocked its rank inside it.
 
+    is_followed: whether somebody says how far its compute is.
     unseen: handles of operations whose futures somebody took inside it.
     """
 
     seconds: float
     begun: float
+    is_followed: bool = False
     unseen: list[Any] = field(default_factory=list)
 
 
@@ -140,10 +145,9 @@ class EmulatedClock:
     def follow(self, what: str) -> None:
         """Refuse what any thread does but the one that runs the function."""
         if threading.get_ident() != self._thread:
-            self.refused = RuntimeError(
-                f"Another thread than that of the function has begun {what}, as a callback of a future does. The "
-                "emulated clock follows one thread of each rank: begin it in the function, or launch without a pace."
-            )
+            text = f"Another thread than that of the function has begun {what}, as a callback of a future does."
+            advice = "begin it in the function, or launch without a pace."
+            self.refused = RuntimeError(f"{text} The emulated clock follows one thread of each rank: {advice}")
             raise self.refused
 
     def call_back(self, callback: Any, future: Any) -> Any:
@@ -166,6 +170,7 @@ class EmulatedClock:
 
     def progress(self, fraction: float) -> None:
         mark = self._marks[-1]
+        mark.is_followed = True
         self.now = max(self.now, mark.begun + fraction * mark.seconds)
 
     def end(self, failed: bool) -> None:
@@ -192,6 +197,8 @@ class EmulatedClock:
 
     def post(self, op: Operation) -> None:
         """Begin an operation. Other ranks can read its times before its data can reach them."""
+        if not self._marks[-1].is_followed and (op.is_send or not op.is_message):
+            self.progress(1.0)
         op.emulated = Moments(self.now, self.now)
         if op.is_send:
             (link,) = self.pace.links_among([self.rank, op.peer])

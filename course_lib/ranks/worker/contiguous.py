@@ -12,6 +12,7 @@ what a collective before it has left there, as in the stream of a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,12 @@ def storages(value: Any) -> set[int]:
     if isinstance(value, torch.Tensor):
         return {value.untyped_storage().data_ptr()} if value.layout == torch.strided else set()
     return set().union(*map(storages, value)) if isinstance(value, list | tuple) else set()
+
+
+def version(tensors: Sequence[torch.Tensor]) -> int:
+    """A number that grows when one of the tensors that gloo sends in place, and that no other shares, is changed."""
+    whole = [each for each in tensors if each.is_contiguous() and each.nbytes == each.untyped_storage().nbytes()]
+    return sum(each._version for each in whole if not each.is_inference())
 
 
 def copied(value: Any, always: bool = False) -> Any:

@@ -29,7 +29,7 @@ from course_lib import timeline
 from course_lib.ranks import messages
 from course_lib.ranks.board import Board
 from course_lib.ranks.library_code import RANKS, is_library
-from course_lib.ranks.worker import changes, threads, traced_group
+from course_lib.ranks.worker import backward, changes, threads, traced_group
 from course_lib.ranks.worker.tracer import Tracer, run_student
 
 _PR_SET_PDEATHSIG = 1
@@ -49,6 +49,7 @@ def main(place: messages.Place, parent: Connection, board_memory: Any, answers: 
     traced_group.register(tracer)
     timeline.record_with(tracer)
     threads.watch()
+    backward.follow_all(tracer.progress, lambda: tracer.emulated is not None)
     answers.append(tracer.answer)
     changes.watch_all()
     worker = Worker(place, parent, tracer)
@@ -169,9 +170,8 @@ class Worker:
         os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
         self.own_environment["WORLD_SIZE"] = str(world.size)
         os.environ.update(self.own_environment)
-        _schedule_as(
-            "SCHED_BATCH"
-        )  # gloo's threads poll; begun so, they leave the cores to the ranks (25 -> 6 ms a run)
+        # gloo's threads poll; begun so, they leave the cores to the ranks (25 -> 6 ms a run)
+        _schedule_as("SCHED_BATCH")
         store = dist.FileStore(world.rendezvous, world.size)
         dist.init_process_group("traced", store=store, rank=self.place.rank, world_size=world.size)
         _schedule_as("SCHED_OTHER")
@@ -309,7 +309,9 @@ def _describe(error: BaseException, kind: str) -> messages.Failure:
     own = [frame for frame in frames if not is_library(frame.filename)]
     text = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
     text += "".join(traceback.format_exception_only(type(error), error))
-    failure = messages.Failure(kind, type(error).__name__, _text_of(error), _shortened(text))
+    failure = messages.Failure(kind, type(error).__name__, "(its message cannot be shown)", _shortened(text))
+    with contextlib.suppress(Exception):
+        failure.message = _shortened(str(error))
     if own or frames:
         last = (own or frames)[-1]
         failure.line = f"{last.filename}:{last.lineno}"
@@ -317,13 +319,6 @@ def _describe(error: BaseException, kind: str) -> messages.Failure:
         pickled = cloudpickle.dumps(error.with_traceback(None))
         failure.exception = pickled if len(pickled) < 1_000_000 else None
     return failure
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return _shortened(str(error))
-    except Exception:
-        return "(its message cannot be shown)"
 
 
 def _shortened(text: str, limit: int = 6000) -> str:

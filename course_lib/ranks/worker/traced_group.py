@@ -14,7 +14,7 @@ import contextlib
 import functools
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -32,7 +32,8 @@ _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the proces
 class TracedWork(dist.Work):
     """A handle that notes when its rank begins to wait for an operation, and when the operation ends."""
 
-    sent: object = None  # keeps the tensor alive as long as the handle, as gloo does, where a copy is sent
+    sent: Sequence[torch.Tensor] = ()  # keeps tensors alive as long as the handle, as gloo does, where a copy is sent
+    version = 0
 
     def __init__(self, tracer: Tracer, op: Operation, inner: Any, copies: contiguous.Copies) -> None:
         super().__init__()
@@ -59,6 +60,8 @@ class TracedWork(dist.Work):
         if self.op.blocked:
             return True
         tracer, op, done = self.tracer, self.op, self.op.ended
+        if contiguous.version(self.sent) != self.version and not (tracer.emulated or tracer.device):
+            op.changed = clock()
         tracer.block(op, self.started)
         op.ended = 0.0
         if self.inner is not None:
@@ -92,10 +95,9 @@ class TracedWork(dist.Work):
     def is_completed(self) -> bool:
         if self.tracer.emulated:
             if self.op.is_message and not self.op.is_send:
-                raise RuntimeError(
-                    "is_completed() asks whether a message has come, which on an emulated clock nobody knows before "
-                    "its sender has gone on. Call wait() where you need the message, or launch without a pace."
-                )
+                text = "is_completed() asks whether a message has come, which on an emulated clock nobody knows before"
+                advice = "Call wait() where you need the message, or launch without a pace."
+                raise RuntimeError(f"{text} its sender has gone on. {advice}")
             return self.wait()
         completed = self.inner is None or self.inner.is_completed()
         if completed:
@@ -177,7 +179,7 @@ class TracedGroup(dist.ProcessGroup):
         op = self._post_message("send", tensors, destination, tag)
         self._copy_back_before(tensors)
         work = self._start(op, self.inner.send, contiguous.copied(tensors, self._is_buffered(op)), destination, tag)
-        work.sent = tensors
+        work.sent, work.version = tensors, contiguous.version(tensors)
         return work
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
@@ -186,10 +188,8 @@ class TracedGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> TracedWork:
         if self.tracer.emulated and len(self.ranks) > 2:
-            raise ValueError(
-                "A receive names no sender. Whose message comes first would depend on the machine, and so would the "
-                "emulated clock: say src=..., or launch without a pace."
-            )
+            text = "A receive names no sender. Whose message comes first would depend on the machine, and so would the"
+            raise ValueError(f"{text} emulated clock: say src=..., or launch without a pace.")
         if self.tracer.emulated:
             return self.recv(tensors, 1 - self.place, tag)
         op = self._post_message("recv_any_source", tensors, None, tag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
@@ -59,13 +60,11 @@ class Tracer:
 
     # Called by `course_lib.timeline.compute`
 
-    def begin(
-        self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float, includes: str
-    ) -> None:
+    def begin(self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float, also: str) -> None:
         self.steps += 1
         self.board.touch(self.rank)
         if self.emulated:
-            self.emulated.begin(kind, work, includes)
+            self.emulated.begin(kind, work, also)
         self._open.append(Span(self.rank, kind, name or kind, self.now(), 0.0, micro_batch, stage))
 
     def progress(self, fraction: float) -> None:
@@ -150,10 +149,8 @@ class Tracer:
 @functools.lru_cache(maxsize=10_000)
 def _origin(filename: str) -> tuple[bool, bool]:
     """Whether a file belongs to torch or to this package, and whether it belongs to the course."""
-    is_plumbing = filename.startswith((threads.TORCH, RANKS, "<frozen", "<string>")) or filename.endswith(
-        "contextlib.py"
-    )
-    return is_plumbing, filename.startswith(COURSE)
+    plumbing = (threads.TORCH, RANKS, "<frozen", "<string>", contextlib.__file__)
+    return filename.startswith(plumbing), filename.startswith(COURSE)
 
 
 def torch_calls() -> Iterator[str]:
