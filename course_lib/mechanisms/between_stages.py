@@ -10,6 +10,9 @@ Activations go down the pipeline, gradients come back. Two rules keep ranks from
                 \      \      \           a message needs no label: the schedule, known to all, says which comes next
     rank 1      F0 <-- B0     F1 ...
 
+Between two ranks, NCCL carries the messages of a group one after another, whichever way they go. Where each of two has
+something for the other, both ways would wait for each other; so what goes to lower ranks has a group of its own there.
+
 What a message looks like (dtype and shape) is told once, ahead of the first one from a stage to the next. After that
 only dimension 0 changes, with the number of samples in a micro-batch; a gradient looks like its activation.
 """
@@ -34,11 +37,15 @@ class StageMessages:
     """Messages between this rank and others, and between two stages of this rank. Nothing waits here but `fetch`, for
     what it fetches, and `finish`.
 
+    way_back: another group of the same ranks, for messages to lower ranks; None: they take the same group.
     samples: of the whole minibatch, on the rank that has its inputs; the others are told.
     """
 
-    def __init__(self, own: RankSchedule, group: Group, device: torch.device, samples: int) -> None:
-        self.own, self.group, self.device, self.samples = own, group, device, samples
+    def __init__(
+        self, own: RankSchedule, group: Group, device: torch.device, samples: int, way_back: Group = None
+    ) -> None:
+        self.own, self.device, self.samples = own, device, samples
+        self.group, self.way_back = group, way_back or group
         self.formats: dict[int, Format] = {}  # of each stage's input
         self.awaited = {peer: deque(messages) for peer, messages in own.arriving.items()}
         self.upcoming = deque(own.fetching)
@@ -90,11 +97,11 @@ class StageMessages:
                 self._read_description(following.stage, peer)
             dtype, shape = self._format_of(following)
             tensor = torch.empty(shape, dtype=dtype, device=self.device)
-            work = dist.irecv(tensor, group=self.group, group_src=peer)
+            work = dist.irecv(tensor, group=self._group(peer, self.own.rank), group_src=peer)
             self.arriving[self.awaited[peer].popleft()] = tensor, work
 
     def _start_sending(self, message: Action, tensor: Tensor, to: int) -> None:
-        work = dist.isend(tensor, group=self.group, group_dst=to)
+        work = dist.isend(tensor, group=self._group(self.own.rank, to), group_dst=to)
         self.sending.setdefault(message, []).append((work, tensor))
 
     def _describe(self, message: Action, tensor: Tensor, to: int) -> None:
@@ -107,8 +114,11 @@ class StageMessages:
 
     def _read_description(self, stage: int, peer: int) -> None:
         header = torch.empty(DESCRIPTION, dtype=torch.uint8, device=self.device)
-        dist.recv(header, group=self.group, group_src=peer)
+        dist.recv(header, group=self._group(peer, self.own.rank), group_src=peer)
         self.samples, self.formats[stage] = pickle.loads(bytes(header.tolist()))  # which ends where its padding begins
+
+    def _group(self, sender: int, receiver: int) -> Group:
+        return self.group if sender < receiver else self.way_back
 
     def _format_of(self, message: Action) -> Format:
         """Dtype and shape of a message, whose length is what `batches.micro_batches` gives its micro-batch."""

@@ -15,7 +15,7 @@ Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,34 +52,6 @@ def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float) -> list[l
             buckets.append([])
         buckets[-1].append(parameter)
     return buckets
-
-
-def parameters_by_block(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """The parameters that each block alone uses, of one dtype and frozen ones apart; first the model, with the rest."""
-    homes = [model, *dict.fromkeys(_blocks(model))]
-    home_of = {module: home for home in homes for module in home.modules()}
-    users: dict[nn.Parameter, set[nn.Module]] = {}
-    for module in model.modules():
-        for _, parameter in own_parameters(module):
-            users.setdefault(parameter, set()).add(home_of[module])
-    alike: dict[Any, list[nn.Parameter]] = {}
-    for parameter, used_by in users.items():
-        home = next(iter(used_by)) if len(used_by) == 1 else model
-        alike.setdefault((homes.index(home), parameter.dtype, parameter.requires_grad), []).append(parameter)
-    return [(homes[kind[0]], alike[kind]) for kind in sorted(alike, key=lambda kind: kind[0])]
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost lists of modules."""
-    for child in module.children():
-        if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            yield child
-        else:
-            yield from _blocks(child)
-
-
-def own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return module.named_parameters(recurse=False, remove_duplicate=False)
 
 
 class Reducer:
@@ -130,13 +102,7 @@ def watch_gradients(parameters: Iterable[nn.Parameter], method: Callable[[Any], 
         parameter.register_post_accumulate_grad_hook(weakly(method))
 
 
-def weakly(method: Callable[..., None]) -> Callable[..., None]:
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """The method as a hook. Hooks live as long as what they hang on, and should not keep the method's owner alive."""
     reference = weakref.WeakMethod(method)
-
-    def hook(*args: Any) -> None:
-        bound = reference()
-        if bound is not None:
-            bound(*args)
-
-    return hook
+    return lambda *args: (bound := reference()) and bound(*args)

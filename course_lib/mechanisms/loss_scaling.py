@@ -19,8 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.mechanisms import guards
-
 
 @dataclass
 class LossScaler:
@@ -60,8 +58,6 @@ class LossScaler:
         Give gradients in 32 bits, as `MasterWeights` has them: in 16 they lose again what scaling has saved.
 
         Returns whether all gradients are finite, on all ranks of all groups. If not, skip the update.
-
-        Raises ValueError for a scale so small that the overflow is not its doing.
         """
         parameters = list(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -89,11 +85,8 @@ class LossScaler:
         self.finite_in_a_row = self.finite_in_a_row + 1 if is_finite else 0
         if not is_finite:
             self.scale_factor /= 2
-            guards.scale_makes_them_overflow(self.scale_factor)
         elif self.finite_in_a_row == self.growth_interval:
-            doubled = 2 * self.scale_factor
-            self.scale_factor = doubled if doubled <= torch.finfo(torch.float32).max else self.scale_factor
-            self.finite_in_a_row = 0
+            self.scale_factor, self.finite_in_a_row = 2 * self.scale_factor, 0
 
     def state_dict(self) -> dict[str, float]:
         return {"scale_factor": self.scale_factor, "finite_in_a_row": self.finite_in_a_row}

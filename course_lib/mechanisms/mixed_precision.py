@@ -59,11 +59,7 @@ class MasterWeights:
     """
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        optimizer_cls: Callable[..., Any],
-        scaler: LossScaler | None = None,
-        **kwargs: Any,
+        self, parameters: Iterable[nn.Parameter], optimizer_cls: Any, scaler: LossScaler | None = None, **kwargs: Any
     ) -> None:
         self.model_parameters = [p for p in parameters if p.requires_grad]
         copies = (weight.detach().to(master_dtype(weight.dtype), copy=True) for weight in self.model_parameters)

@@ -44,6 +44,7 @@ def run_schedule(
     group: Group = None,
     weigh: Callable[[Any], float] = batches.size,
     work: Mapping[int, float] | None = None,
+    way_back: Group = None,
 ) -> Tensor | None:
     """One forward and backward pass over a minibatch; gradients are added to the parameters' `.grad`.
 
@@ -57,6 +58,7 @@ def run_schedule(
     weigh: weigh(targets) -> how many that mean is over, by which it counts in the minibatch's: samples, if each counts
         alike. With padding left out (`ignore_index`) count tokens: weigh=lambda targets: int((targets != -100).sum()).
     work: of an action on each of this rank's stages, in the unit of the run's pace. None: one each.
+    way_back: with NCCL, a second group of the same ranks, see `between_stages`; gloo needs none.
 
     Returns the minibatch's loss on the rank of the last stage, None on the others. With loss_fn and weigh as said, it
     and the gradients are exactly those of the whole minibatch at once. A parameter that several ranks hold (a tied
@@ -68,7 +70,7 @@ def run_schedule(
     own = rank_schedule(schedule, guards.rank_for(schedule.n_ranks, group))
     modules = {stage: stage_modules[stage] for stage in own.stages}
     minibatch = _Minibatch(own, inputs, targets, loss_fn, weigh)
-    messages = StageMessages(own, group, _device(modules.values()), minibatch.samples)
+    messages = StageMessages(own, group, _device(modules.values()), minibatch.samples, way_back)
     runner = StageRunner(own, modules, messages, minibatch, work or dict.fromkeys(own.stages, 1.0))
     with torch.enable_grad():
         runner.run()

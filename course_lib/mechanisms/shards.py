@@ -31,18 +31,17 @@ class Shards:
     """
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        group: Group,
-        is_apart: bool = False,
-        dtype: torch.dtype | None = None,
+        self, parameters: Sequence[nn.Parameter], group: Group, is_apart: bool = False, dtype: torch.dtype | None = None
     ) -> None:
-        self.parameters, self.group, self.n = parameters, group, dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
+        self.parameters, self.group = parameters, group
+        self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
         sizes = [parameter.numel() for parameter in parameters]
         self.shard_size = -(-sum(sizes) // self.n)
-        begin = self.rank * self.shard_size
-        self.local_ranges = _between(begin, begin + self.shard_size, sizes)
+        begin, end = self.rank * self.shard_size, (self.rank + 1) * self.shard_size
+        self.local_ranges = [
+            range(min(max(begin - start, 0), size), min(max(end - start, 0), size))
+            for start, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False)
+        ]
         values = self._laid_out([parameter.detach() for parameter in parameters])
         self.whole = Bucket(parameters, values.to(dtype or values.dtype))
         self.shard = values.chunk(self.n)[self.rank].to(master_dtype(values.dtype), copy=is_apart)
@@ -54,7 +53,7 @@ class Shards:
         return torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_zeros(padding)])
 
     def _cut(self, shard: Tensor) -> list[Tensor]:
-        lengths = [end - begin for begin, end in self.local_ranges[:-1]]
+        lengths = [len(own) for own in self.local_ranges[:-1]]
         return list(shard.split([*lengths, len(shard) - sum(lengths)]))
 
     # Every rank sends each shard to its owner, who adds up: the bytes of a ring's reduce-scatter, and a sum in 32 bits,
@@ -113,15 +112,6 @@ class Shards:
         own = self.whole.flat.chunk(self.n)[self.rank]
         if self.has_master:
             self.shard.copy_(torch.where(own == self.shard.to(own.dtype), self.shard, own))
-
-
-def _between(begin: int, end: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """The range of each of these tensors that lies between two places, when they are laid end to end."""
-    starts = itertools.accumulate(sizes[:-1], initial=0)
-    return [
-        (min(max(begin - start, 0), size), min(max(end - start, 0), size))
-        for start, size in zip(starts, sizes, strict=True)
-    ]
 
 
 def master_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -41,7 +41,7 @@ def build(case: str, dtype: torch.dtype, seed: int) -> tuple[TinyGPT, torch.opti
 
 def resume(model: TinyGPT, optimizer: torch.optim.Optimizer, folder: Path) -> int:
     step, whole = checkpoint.load(folder, model)
-    load_training_state(model, optimizer, whole, lambda name, tensor: tensor)
+    load_training_state(model, optimizer, whole)
     return step
 
 

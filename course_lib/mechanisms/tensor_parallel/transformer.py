@@ -23,7 +23,7 @@ from course_lib.mechanisms.tensor_parallel.linear import (
     enter,
     scatter_sequence,
 )
-from course_lib.mechanisms.tensor_parallel.placement import mark_partial
+from course_lib.mechanisms.tensor_parallel.placement import Placement
 from course_lib.mechanisms.tensor_parallel.vocab import VocabParallelEmbedding
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -113,6 +113,7 @@ def _tie(model: nn.Module, whole: Iterable[tuple[str, nn.Parameter]]) -> None:
 def _mark_partial_gradients(model: nn.Module) -> None:
     """With sequence parallelism, whatever is not cut works on this rank's positions, except before they are split."""
     embeddings = [m for m in model.modules() if isinstance(getattr(m, "token", None), VocabParallelEmbedding)]
-    before_the_split = {module for embedding in embeddings for module in embedding.modules()}
-    for module in set(model.modules()) - before_the_split:
-        mark_partial(module)
+    before_the_split = {parameter for embedding in embeddings for parameter in embedding.parameters()}
+    for parameter in set(model.parameters()) - before_the_split:
+        if not hasattr(parameter, "placement"):
+            parameter.placement = Placement(is_partial=True)  # type: ignore[attr-defined]
