@@ -1,4 +1,4 @@
-r"""Between the stages of a pipeline: what travels to whom, and how nobody waits for longer than they must.
+r"""Between the stages of a pipeline: what travels to whom, and how no rank waits for longer than it must.
 
 Activations go down the pipeline, gradients come back. Two rules keep ranks from waiting for each other:
 
@@ -13,8 +13,8 @@ Activations go down the pipeline, gradients come back. Two rules keep ranks from
 Between two ranks, NCCL carries the messages of a group one after another, whichever way they go. Where each of two has
 something for the other, both ways would wait for each other; so what goes to lower ranks has a group of its own there.
 
-What a message looks like (dtype and shape) is told once, ahead of the first one from a stage to the next. After that
-only dimension 0 changes, with the number of samples in a micro-batch; a gradient looks like its activation.
+Dtype and shape are announced once, ahead of the first message from a stage to the next. After that only dimension 0
+changes, with the number of samples in a micro-batch; a gradient has the dtype and shape of its activation.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from torch import Tensor
 from course_lib.mechanisms.groups import Group
 from course_lib.schedules import Action, RankSchedule
 
-Format = tuple[torch.dtype, tuple[int, ...]]  # and shape, without dimension 0
-DESCRIPTION = 512  # bytes that tell a format, and the number of samples
+Format = tuple[torch.dtype, tuple[int, ...]]  # the shape without dimension 0
+DESCRIPTION = 512  # bytes of the message that announces a format and the number of samples
 
 
 class StageMessages:
-    """Messages between this rank and others, and between two stages of this rank. Nothing waits here but `fetch`, for
-    what it fetches, and `finish`.
+    """Messages between this rank and others, and between two stages of this rank. Only `fetch` waits, for the message
+    that it fetches, and `finish`.
 
     way_back: another group of the same ranks, for messages to lower ranks; None: they take the same group.
-    samples: of the whole minibatch, on the rank that has its inputs; the others are told.
+    samples: of the whole minibatch, on the rank that has its inputs; the others learn it with the first message.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class StageMessages:
         self._free(list(self.sending))
 
     def _free(self, messages: list[Action]) -> None:
-        """Let go of what was sent; before `finish` only what has been used by now, so that nothing is waited for."""
+        """Free messages that were sent. Before `finish` these are some that have been used by now, so nothing waits."""
         for message in messages:
             for work, _ in self.sending.pop(message, []):
                 if work is not None:
                     work.wait()
 
     def _ask_for(self, message: Action, only_if_known: bool = False) -> None:
-        """Start to receive from a peer, in its order, until it was the message's turn."""
+        """Start to receive the peer's messages, in the order in which it sends them, up to this one."""
         peer = self.own.rank_of[message.stage + (-1 if message.op == "F" else 1)]
         while message not in self.arriving:
             following = self.awaited[peer][0]
@@ -105,7 +105,7 @@ class StageMessages:
         self.sending.setdefault(message, []).append((work, tensor))
 
     def _describe(self, message: Action, tensor: Tensor, to: int) -> None:
-        """Tell the next stage what to expect, once."""
+        """Announce dtype and shape to the next stage, once."""
         if message.stage not in self.formats:
             self.formats[message.stage] = tensor.dtype, tuple(tensor.shape[1:])
             packed = pickle.dumps((self.samples, self.formats[message.stage])).ljust(DESCRIPTION)
@@ -128,5 +128,5 @@ class StageMessages:
 
 
 def _receiver(message: Action) -> int:
-    """The later one of the two stages between which a message travels."""
+    """The later of the two stages between which a message travels."""
     return message.stage if message.op == "F" else message.stage + 1

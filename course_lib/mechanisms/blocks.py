@@ -22,8 +22,8 @@ from course_lib.mechanisms.shards import Shards
 class Block:
     """Parameters of a module that come and go together.
 
-    home: the module that computes with them; model: where else they may be used.
-    wholes: for each parameter the whole tensor of the pass that is going on.
+    model, home: the whole model, and the module in it that computes with the parameters.
+    wholes: for each parameter the whole tensor, in the forward and backward pass that is going on.
     """
 
     def __init__(self, model: nn.Module, home: nn.Module, parameters: list[nn.Parameter], **shards: Any) -> None:
@@ -64,7 +64,10 @@ class Block:
 
 
 def parameters_by_block(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """The parameters that each block alone uses, of one dtype and frozen ones apart; first the model, with the rest."""
+    """Each block with the parameters that it alone uses; before them the model, with those of no block or of several.
+
+    A block is there once for each dtype of its parameters, and once more for frozen ones.
+    """
     homes = [model, *dict.fromkeys(_blocks(model))]
     home_of = {module: home for home in homes for module in home.modules()}
     users: dict[nn.Parameter, set[nn.Module]] = {}

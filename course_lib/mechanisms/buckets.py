@@ -27,13 +27,13 @@ from course_lib.timeline import progress
 class Bucket:
     """Parameters and a flat tensor in which each has its place, one after the other.
 
-    views: the places, in the shapes of the parameters. The flat tensor may be longer than all of them together.
+    views: the places, in the shapes of the parameters.  rest: what comes after them.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
         self.parameters, self.flat = parameters, flat
         self._shapes = [parameter.shape for parameter in parameters]
-        self.views = self.split(flat)
+        self.views, self.rest = self.split(flat), flat[sum(shape.numel() for shape in self._shapes) :]
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """The places in another flat tensor."""
@@ -43,7 +43,7 @@ class Bucket:
 
 
 def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
-    """Parameters in the given order, in buckets of one dtype; one that holds two has at most `bucket_mb` MiB."""
+    """Parameters in the given order, in buckets of one dtype; only a single one may exceed `bucket_mb` MiB."""
     buckets: list[list[nn.Parameter]] = []
     for parameter in parameters:
         last = buckets[-1] if buckets else []
@@ -57,7 +57,7 @@ def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float) -> list[l
 class Reducer:
     """Reduces buckets in order, each once its gradients are computed and the buckets before it are on their way.
 
-    reduce: a method that is told the number of a bucket.
+    reduce: a method to call with the number of a bucket.
     overlap: reduce from within the backward pass; otherwise all buckets wait for `reduce_rest`.
     """
 
@@ -103,6 +103,6 @@ def watch_gradients(parameters: Iterable[nn.Parameter], method: Callable[[Any], 
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method as a hook. Hooks live as long as what they hang on, and should not keep the method's owner alive."""
+    """The method as a hook that does not keep the method's owner alive, however long the hook itself lives."""
     reference = weakref.WeakMethod(method)
     return lambda *args: (bound := reference()) and bound(*args)

@@ -41,8 +41,8 @@ class LossScaler:
     dynamic: bool = True
     growth_interval: int = 2000
     groups: Sequence[dist.ProcessGroup] | None = None
-    has_scaled: bool = field(default=False, init=False)  # a loss, since the last unscale_and_update()
-    finite_in_a_row: int = field(default=0, init=False)  # steps, since the scale has changed
+    has_scaled: bool = field(default=False, init=False)  # was a loss scaled since the last unscale_and_update()?
+    finite_in_a_row: int = field(default=0, init=False)  # steps since the scale has changed
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss, in 32 bits, times the scale, to call `backward` on; in 16 bits the product might overflow."""
@@ -53,7 +53,7 @@ class LossScaler:
     def unscale_and_update(self, parameters: Iterable[Tensor]) -> bool:
         """Divide the parameters' gradients by the scale, in place, then choose the scale of the next step.
 
-        Call it once in a step: nothing tells gradients that were divided from those that were not.
+        Call it once in a step: gradients do not show whether they were divided already.
 
         Give gradients in 32 bits, as `MasterWeights` has them: in 16 they lose again what scaling has saved.
 

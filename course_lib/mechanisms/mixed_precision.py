@@ -136,7 +136,7 @@ class MasterWeights:
         self._versions = [weight._version for weight in self.model_parameters]
 
     def _follow_model(self) -> None:
-        """Begin anew where somebody else has set the model's parameters, and not to what they were."""
+        """Copy parameters into their masters where somebody else has changed the model's."""
         for (parameter, master), version in zip(self._pairs(), self._versions, strict=True):
             if parameter._version != version and not torch.equal(parameter, master.to(parameter.dtype)):
                 master.copy_(parameter)

@@ -64,10 +64,14 @@ def load_training_state(
     optimizer.load_state_dict({"state": memory, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
+def numbers_of(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
+    """The number under which each parameter stands in the optimizer's state_dict."""
+    return {p: number for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+
+
 def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[int, nn.Parameter]]:
     """Each trained parameter by all of its names, with its number in the optimizer."""
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = {parameter: number for number, parameter in enumerate(trained)}
+    numbers = numbers_of(optimizer)
     named = model.named_parameters(remove_duplicate=False)
     return {name: (numbers[parameter], parameter) for name, parameter in named if parameter in numbers}
 
@@ -76,7 +80,10 @@ def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, t
 
 
 def gather_states(shards: Shards, states: Mapping[Any, Mapping[str, Any]]) -> dict[nn.Parameter, dict[str, Any]]:
-    """The optimizer's states of whole parameters, with masters, from those of pieces. All ranks call it."""
+    """The optimizer's state of each whole parameter, masters included, put together from the ranks' pieces.
+
+    All ranks call it.
+    """
     own = [dict(states.get(piece, {})) for piece in shards.pieces]
     for state, piece in zip(own, shards.pieces, strict=True):
         state |= {"master": piece.detach()} if shards.has_master else {}
@@ -94,7 +101,7 @@ def gather_states(shards: Shards, states: Mapping[Any, Mapping[str, Any]]) -> di
 
 @torch.no_grad()
 def cut_states(shards: Shards, wholes: Sequence[Mapping[str, Any]]) -> dict[Tensor, dict[str, Any]]:
-    """The reverse of `gather_states`. Any parameter may have no state, or another one than the others."""
+    """The reverse of `gather_states`. A parameter may have no state, or one with other entries than the others."""
     cut: dict[Tensor, dict[str, Any]] = {}
     for whole, parameter, piece, own in zip(wholes, shards.parameters, shards.pieces, shards.local_ranges, strict=True):
         cut[piece] = state = copy.deepcopy(dict(whole))

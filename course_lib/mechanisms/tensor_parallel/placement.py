@@ -3,8 +3,8 @@
     weight [5, 4], cut along dimension 0 for 2 ranks      rank 0: rows 0 1 2      rank 1: rows 3 4
     a norm's weight                                       rank 0: all of it       rank 1: the same
 
-Each parameter has it noted. So shards can be gathered, whole tensors cut anew for other ranks, and sums
-over the model, such as the norm of its gradient, count on every rank what is cut, and once what is whole.
+Each parameter carries this as its `placement`. So shards can be gathered, whole tensors cut anew for other ranks, and
+sums over the model, such as the norm of its gradient, count on every rank what is cut, and once what is whole.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ _CUTS: dict[tuple[str, ...], Cut] = {
 
 
 def _to_be_cut(model: nn.Module) -> list[tuple[nn.Module, Cut]]:
-    """The modules with layers of the names that are cut, still whole, and the function that cuts each."""
+    """The modules with whole layers that are to be cut, and the function that cuts each."""
     found = []
     for module in model.modules():
         whole = {name for name, layer in module.named_children() if isinstance(layer, (nn.Linear, nn.Embedding))}
@@ -103,7 +103,7 @@ def _to_be_cut(model: nn.Module) -> list[tuple[nn.Module, Cut]]:
 
 
 def _tie(model: nn.Module, whole: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Make tied parameters one again, which were cut under each of their names."""
+    """Tie parameters again: each of their names has got a shard of its own."""
     first: dict[nn.Parameter, str] = {}
     for name, parameter in whole:
         parent, _, child = name.rpartition(".")
