@@ -184,7 +184,7 @@ def _send_right_receive_left(outgoing: Tensor, incoming: Tensor, group: Group) -
     # In one batch: a send ends when its receive has begun, so if every rank sent first, none would ever receive.
     send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=(rank + 1) % world_size)
     receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=(rank - 1) % world_size)
-    for work in dist.batch_isend_irecv([send, receive]):
+    for work in dist.batch_isend_irecv([receive, send]):
         work.wait()
 
 

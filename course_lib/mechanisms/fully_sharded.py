@@ -61,6 +61,9 @@ class FullySharded(nn.Module):
     `sharding.clip_grad_norm`. To go on from a state, load it into the plain model; what an optimizer remembers of
     shards is not made whole (`ShardedOptimizer` can do that).
 
+    To recompute activations, use `checkpoint(..., use_reentrant=False)`: a reentrant checkpoint ends a backward pass of
+    its own in each block, and waits there for the block's gradients.
+
     prefetch: whether the next block's parameters travel while one computes; else each block waits for its own.
     compute_dtype: the floating-point type to gather, compute and send gradients in, for a model in 32 bits;
         floating-point inputs are converted.
@@ -79,6 +82,7 @@ class FullySharded(nn.Module):
         self.blocks = [Block(model, *found, **kind) for found in parameters_by_block(model)]
         self._latest: Block | None = None
         self._reducing: Block | None = None
+        model.register_forward_pre_hook(self._begin)
         for number, block in enumerate(self.blocks):
             block.module.register_forward_pre_hook(partial(self._before_forward, number))
             block.module.register_forward_hook(partial(self._after_forward, block))
@@ -88,17 +92,10 @@ class FullySharded(nn.Module):
 
         Raises RuntimeError if this rank's share of the minibatch is not as large as the mean share.
         """
-        start = self.blocks[0].shards.shard.new_zeros(0, requires_grad=True)
         if torch.is_grad_enabled():
-            samples = samples_in((args, kwargs))
-            total = total_over_ranks(samples, start.device, self.group)
+            samples, device = samples_in((args, kwargs)), self.blocks[0].shards.shard.device
+            total = total_over_ranks(samples, device, self.group)
             guards.equal_shares(samples, total / dist.get_world_size(self.group))
-        for block in self.blocks:
-            block.reshard()
-            block.wholes = {}
-        self._left, self._is_backward, self._latest = set(self.blocks), False, None
-        # Recorded first, so backward comes here last.
-        (self._start,) = _Given.apply([start], weakly(self._end_backward), start)
         args, kwargs = tree_map(self._cast, (args, kwargs))
         return self.module(*args, **kwargs)
 
@@ -107,6 +104,14 @@ class FullySharded(nn.Module):
         return value.to(self.compute_dtype) if is_cast else value
 
     # Forward: gather, compute, free
+
+    def _begin(self, *_: Any) -> None:
+        for block in self.blocks:
+            block.reshard()
+            block.wholes = {}
+        self._left, self._is_backward, self._latest = set(self.blocks), False, None
+        start = self.blocks[0].shards.shard.new_zeros(0, requires_grad=True)
+        (self._start,) = _Given.apply([start], weakly(self._end_backward), start)  # first here, so last on the way back
 
     def _before_forward(self, number: int, *_: Any) -> None:
         block = self.blocks[number]
@@ -134,7 +139,7 @@ class FullySharded(nn.Module):
     def _before_backward(self, block: Block, previous: Block | None) -> None:
         """previous: the block that computed before this one, so backward comes to it next."""
         if not self._is_backward:
-            self._left, self._is_backward = {block for block in self.blocks if block.is_trained}, True
+            self._left, self._is_backward = {other for other in self.blocks if other.is_trained}, True
         for other in self.blocks:
             if self.module not in (block.module, other.module) and other.module is not block.module:
                 other.reshard()

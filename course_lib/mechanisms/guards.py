@@ -119,7 +119,7 @@ def layers_can_be_cut(n_layers: int, n_stages: int, costs: Sequence[float]) -> N
     if not 1 <= n_stages <= n_layers:
         raise ValueError(f"n_stages={n_stages} cannot share n_layers={n_layers}; choose n_stages from 1 to {n_layers}")
     if len(costs) != n_layers:
-        raise ValueError(f"costs has {len(costs)} numbers for n_layers={n_layers} layers; give one for each layer")
+        raise ValueError(f"costs has {len(costs)} numbers for n_layers={n_layers}; give one for each layer")
 
 
 def rank_for(n_ranks: int, group: Group) -> int:
