@@ -8,7 +8,7 @@ a block's are complete (reduce-scatter):
     network      | gather 1  | gather 2  |            | gather 1  | gather 0   |            |
                                                       |           | scatter 2' | scatter 1' | scatter 0'
 
-For autograd, gathering is an operation like others: where forward gathers shards, backward reduce-scatters gradients.
+For autograd a gather is an operation like others: its forward gathers shards, its backward reduce-scatters gradients.
 
 Three halves of an all-reduce instead of two: 1.5 times the bytes of plain data parallelism.
 
