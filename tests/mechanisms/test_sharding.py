@@ -194,8 +194,8 @@ def test_outside_of_its_computation_a_block_has_no_memory_but_its_shard() -> Non
                     loss.backward()
             storages = [parameter.untyped_storage() for parameter in model.parameters()]
             held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-            whole = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-            seen.append((held - 4 * sum(tensor.numel() for tensor in plain.parameters()) // 2 < 100, len(whole)))
+            whole = sum(block.shards.whole.flat.untyped_storage().nbytes() for block in sharded.blocks)
+            seen.append((held - 4 * sum(tensor.numel() for tensor in plain.parameters()) // 2 < 100, whole))
         return seen
 
     assert launch(storages, 2, device="cpu").results == [[(True, 0)] * 3] * 2
@@ -444,9 +444,17 @@ def test_a_frozen_layer_is_gathered_and_nothing_of_it_is_scattered(frozen: int) 
         model = three_layers()
         model[frozen].requires_grad_(False)
         sharded = FullySharded(model)
+        wholes = [block.shards.whole.flat.untyped_storage() for block in sharded.blocks]
+        held = []
+
+        def look(layer: Any, inputs: Any, output: Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(lambda _: held.append(wholes[frozen].nbytes()))
+
+        model[0].register_forward_hook(look)  # backward comes there last
         sharded(SHARE[rank]).square().sum().backward()
-        held = sum(block.shards.whole.flat.untyped_storage().nbytes() for block in sharded.blocks)
-        return [parameter.grad for parameter in sharded.parameters()], held
+        held += [whole.nbytes() for whole in wholes]
+        return [parameter.grad for parameter in sharded.parameters()], sum(held)
 
     model = three_layers()
     model(SHARE.view(2, 4)).square().sum().backward()
