@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from course_lib import Link, Pace, data, launch, timeline
 from course_lib.mechanisms import batches, fully_sharded, tensor_parallel
@@ -388,11 +388,13 @@ class Recomputed(nn.Module):
         return tokens
 
 
-def test_activations_may_be_recomputed() -> None:
+@pytest.mark.parametrize("stops_early", [True, False])  # once it has all that backward needs
+def test_activations_may_be_recomputed(stops_early: bool) -> None:
     def gradients(rank: int, is_recomputed: bool) -> list[Any]:
         model = build("tied", torch.float64)
         sharded = FullySharded(Recomputed(model) if is_recomputed else model)
-        Batch(rank).loss(sharded).backward()
+        with set_checkpoint_early_stop(stops_early):
+            Batch(rank).loss(sharded).backward()
         assert all(parameter.dim() == 1 for parameter in model.parameters())
         return [shard.grad for shard in sharded.parameters()]
 
