@@ -1,4 +1,4 @@
-r"""Between the stages of a pipeline: what travels to whom, and how nobody waits for longer than they must.
+r"""Between the stages of a pipeline: what travels to whom, and how no rank waits for longer than it must.
 
 Activations go down the pipeline, gradients come back. Two rules keep ranks from waiting for each other:
 
@@ -10,8 +10,11 @@ Activations go down the pipeline, gradients come back. Two rules keep ranks from
                 \      \      \           a message needs no label: the schedule, known to all, says which comes next
     rank 1      F0 <-- B0     F1 ...
 
-What a message looks like (dtype and shape) is told once, ahead of the first one from a stage to the next. After that
-only dimension 0 changes, with the number of samples in a micro-batch; a gradient looks like its activation.
+Between two ranks, NCCL carries the messages of a group one after another, whichever way they go. Where each of two has
+something for the other, both ways would wait for each other; so what goes to lower ranks has a group of its own there.
+
+Dtype and shape are announced once, ahead of the first message from a stage to the next. After that only dimension 0
+changes, with the number of samples in a micro-batch; a gradient has the dtype and shape of its activation.
 """
 
 from __future__ import annotations
@@ -26,19 +29,23 @@ from torch import Tensor
 from course_lib.mechanisms.groups import Group
 from course_lib.schedules import Action, RankSchedule
 
-Format = tuple[torch.dtype, tuple[int, ...]]  # and shape, without dimension 0
-DESCRIPTION = 512  # bytes that tell a format, and the number of samples
+Format = tuple[torch.dtype, tuple[int, ...]]  # the shape without dimension 0
+DESCRIPTION = 512  # bytes of the message that announces a format and the number of samples
 
 
 class StageMessages:
-    """Messages between this rank and others, and between two stages of this rank. Nothing waits here but `fetch`, for
-    what it fetches, and `finish`.
+    """Messages between this rank and others, and between two stages of this rank. Only `fetch` waits, for the message
+    that it fetches, and `finish`.
 
-    samples: of the whole minibatch, on the rank that has its inputs; the others are told.
+    way_back: another group of the same ranks, for messages to lower ranks; None: they take the same group.
+    samples: of the whole minibatch, on the rank that has its inputs; the others learn it with the first message.
     """
 
-    def __init__(self, own: RankSchedule, group: Group, device: torch.device, samples: int) -> None:
-        self.own, self.group, self.device, self.samples = own, group, device, samples
+    def __init__(
+        self, own: RankSchedule, group: Group, device: torch.device, samples: int, way_back: Group = None
+    ) -> None:
+        self.own, self.device, self.samples = own, device, samples
+        self.group, self.way_back = group, way_back or group
         self.formats: dict[int, Format] = {}  # of each stage's input
         self.awaited = {peer: deque(messages) for peer, messages in own.arriving.items()}
         self.upcoming = deque(own.fetching)
@@ -73,14 +80,14 @@ class StageMessages:
         self._free(list(self.sending))
 
     def _free(self, messages: list[Action]) -> None:
-        """Let go of what was sent; before `finish` only what has been used by now, so that nothing is waited for."""
+        """Free messages that were sent. Before `finish` these are some that have been used by now, so nothing waits."""
         for message in messages:
             for work, _ in self.sending.pop(message, []):
                 if work is not None:
                     work.wait()
 
     def _ask_for(self, message: Action, only_if_known: bool = False) -> None:
-        """Start to receive from a peer, in its order, until it was the message's turn."""
+        """Start to receive the peer's messages, in the order in which it sends them, up to this one."""
         peer = self.own.rank_of[message.stage + (-1 if message.op == "F" else 1)]
         while message not in self.arriving:
             following = self.awaited[peer][0]
@@ -90,15 +97,15 @@ class StageMessages:
                 self._read_description(following.stage, peer)
             dtype, shape = self._format_of(following)
             tensor = torch.empty(shape, dtype=dtype, device=self.device)
-            work = dist.irecv(tensor, group=self.group, group_src=peer)
+            work = dist.irecv(tensor, group=self._group(peer, self.own.rank), group_src=peer)
             self.arriving[self.awaited[peer].popleft()] = tensor, work
 
     def _start_sending(self, message: Action, tensor: Tensor, to: int) -> None:
-        work = dist.isend(tensor, group=self.group, group_dst=to)
+        work = dist.isend(tensor, group=self._group(self.own.rank, to), group_dst=to)
         self.sending.setdefault(message, []).append((work, tensor))
 
     def _describe(self, message: Action, tensor: Tensor, to: int) -> None:
-        """Tell the next stage what to expect, once."""
+        """Announce dtype and shape to the next stage, once."""
         if message.stage not in self.formats:
             self.formats[message.stage] = tensor.dtype, tuple(tensor.shape[1:])
             packed = pickle.dumps((self.samples, self.formats[message.stage])).ljust(DESCRIPTION)
@@ -107,8 +114,11 @@ class StageMessages:
 
     def _read_description(self, stage: int, peer: int) -> None:
         header = torch.empty(DESCRIPTION, dtype=torch.uint8, device=self.device)
-        dist.recv(header, group=self.group, group_src=peer)
+        dist.recv(header, group=self._group(peer, self.own.rank), group_src=peer)
         self.samples, self.formats[stage] = pickle.loads(bytes(header.tolist()))  # which ends where its padding begins
+
+    def _group(self, sender: int, receiver: int) -> Group:
+        return self.group if sender < receiver else self.way_back
 
     def _format_of(self, message: Action) -> Format:
         """Dtype and shape of a message, whose length is what `batches.micro_batches` gives its micro-batch."""
@@ -118,5 +128,5 @@ class StageMessages:
 
 
 def _receiver(message: Action) -> int:
-    """The later one of the two stages between which a message travels."""
+    """The later of the two stages between which a message travels."""
     return message.stage if message.op == "F" else message.stage + 1

@@ -15,7 +15,7 @@ Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,13 +26,13 @@ from course_lib.mechanisms import guards
 class Bucket:
     """Parameters and a flat tensor in which each has its place, one after the other.
 
-    views: the places, in the shapes of the parameters. The flat tensor may be longer than all of them together.
+    views: the places, in the shapes of the parameters.  rest: what comes after them.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
         self.parameters, self.flat = parameters, flat
         self._shapes = [parameter.shape for parameter in parameters]
-        self.views = self.split(flat)
+        self.views, self.rest = self.split(flat), flat[sum(shape.numel() for shape in self._shapes) :]
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """The places in another flat tensor."""
@@ -42,7 +42,7 @@ class Bucket:
 
 
 def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
-    """Parameters in the given order, in buckets of one dtype; one that holds two has at most `bucket_mb` MiB."""
+    """Parameters in the given order, in buckets of one dtype; only a single one may exceed `bucket_mb` MiB."""
     buckets: list[list[nn.Parameter]] = []
     for parameter in parameters:
         last = buckets[-1] if buckets else []
@@ -53,38 +53,10 @@ def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float) -> list[l
     return buckets
 
 
-def parameters_by_block(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """The parameters that each block alone uses, of one dtype and frozen ones apart; first the model, with the rest."""
-    homes = [model, *dict.fromkeys(_blocks(model))]
-    home_of = {module: home for home in homes for module in home.modules()}
-    users: dict[nn.Parameter, set[nn.Module]] = {}
-    for module in model.modules():
-        for _, parameter in own_parameters(module):
-            users.setdefault(parameter, set()).add(home_of[module])
-    alike: dict[Any, list[nn.Parameter]] = {}
-    for parameter, used_by in users.items():
-        home = next(iter(used_by)) if len(used_by) == 1 else model
-        alike.setdefault((homes.index(home), parameter.dtype, parameter.requires_grad), []).append(parameter)
-    return [(homes[kind[0]], alike[kind]) for kind in sorted(alike, key=lambda kind: kind[0])]
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost lists of modules."""
-    for child in module.children():
-        if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            yield child
-        else:
-            yield from _blocks(child)
-
-
-def own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return module.named_parameters(recurse=False, remove_duplicate=False)
-
-
 class Reducer:
     """Reduces buckets in order, each once its gradients are computed and the buckets before it are on their way.
 
-    reduce: a method that is told the number of a bucket.
+    reduce: a method to call with the number of a bucket.
     overlap: reduce from within the backward pass; otherwise all buckets wait for `reduce_rest`.
     """
 
@@ -126,13 +98,7 @@ def watch_gradients(parameters: Iterable[nn.Parameter], method: Callable[[Any], 
         parameter.register_post_accumulate_grad_hook(weakly(method))
 
 
-def weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """The method as a hook. Hooks live as long as what they hang on, and should not keep the method's owner alive."""
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method as a hook that does not keep the method's owner alive, however long the hook itself lives."""
     reference = weakref.WeakMethod(method)
-
-    def hook(*args: Any) -> None:
-        bound = reference()
-        if bound is not None:
-            bound(*args)
-
-    return hook
+    return lambda *args: (bound := reference()) and bound(*args)

@@ -64,14 +64,12 @@ def ring_reduce_scatter(tensor: Tensor, group: Group = None) -> Tensor:
 
     Raises ValueError on a rank that is not in the group, RuntimeError for a tensor that is not contiguous.
     """
-    rank, world_size = _rank_and_size(group)
-    flat = tensor.view(-1)
-    chunks = flat.tensor_split(world_size)
+    rank, chunks = _chunks(tensor, group)
     arriving = torch.empty_like(chunks[0])  # no chunk is longer than the first
-    for step in range(1, world_size):
-        own = chunks[(rank - 1 - step) % world_size]
+    for step in range(1, len(chunks)):
+        own = chunks[(rank - 1 - step) % len(chunks)]
         received = arriving[: len(own)]
-        _send_right_receive_left(chunks[(rank - step) % world_size], received, group)
+        _send_right_receive_left(chunks[(rank - step) % len(chunks)], received, group)
         with compute("other", "add", work=0):
             own += received
     return chunks[rank]
@@ -85,11 +83,9 @@ def ring_all_gather(tensor: Tensor, group: Group = None) -> Tensor:
 
     Raises ValueError on a rank that is not in the group, RuntimeError for a tensor that is not contiguous.
     """
-    rank, world_size = _rank_and_size(group)
-    flat = tensor.view(-1)
-    chunks = flat.tensor_split(world_size)
-    for step in range(world_size - 1):
-        newest, missing = chunks[(rank - step) % world_size], chunks[(rank - step - 1) % world_size]
+    rank, chunks = _chunks(tensor, group)
+    for step in range(len(chunks) - 1):
+        newest, missing = chunks[(rank - step) % len(chunks)], chunks[(rank - step - 1) % len(chunks)]
         _send_right_receive_left(newest, missing, group)
     return tensor
 
@@ -171,8 +167,8 @@ def all_reduce_in(dtype: torch.dtype, accumulate: torch.dtype | None = None) -> 
 
 def _add_own_chunk(flat: Tensor, accumulate: torch.dtype, group: Group) -> None:
     """Reduce-scatter: chunk r of rank r becomes the sum of everyone's, added up from rank 0 on, rounded once."""
-    chunks = flat.tensor_split(dist.get_world_size(group))
-    own = chunks[dist.get_rank(group)]
+    rank, chunks = _chunks(flat, group)
+    own = chunks[rank]
     arrived = flat.new_empty(len(chunks), len(own))
     sizes = [len(chunk) for chunk in chunks]
     dist.all_to_all_single(arrived.view(-1), flat, [len(own)] * len(chunks), sizes, group=group)
@@ -184,24 +180,22 @@ def _add_own_chunk(flat: Tensor, accumulate: torch.dtype, group: Group) -> None:
 
 
 def _send_right_receive_left(outgoing: Tensor, incoming: Tensor, group: Group) -> None:
-    rank, world_size = _rank_and_size(group)
-    sending = None
-    # A blocking send returns only once its recv is there. If every rank sent first, none would ever receive.
-    if outgoing.numel():
-        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % world_size)
-    if incoming.numel():
-        dist.recv(incoming, group=group, group_src=(rank - 1) % world_size)
-    if sending is not None:
-        sending.wait()
+    rank, world_size = rank_in(group), dist.get_world_size(group)
+    # In one batch: a send ends when its receive has begun, so if every rank sent first, none would ever receive.
+    send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=(rank + 1) % world_size)
+    receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=(rank - 1) % world_size)
+    for work in dist.batch_isend_irecv([receive, send]):
+        work.wait()
 
 
 def _tree(group: Group) -> list[tuple[int | None, int | None]]:
     """This rank's children, level by level from the leaves, each as (None, child), and at last (parent, None)."""
-    rank, world_size = _rank_and_size(group)
+    rank, world_size = rank_in(group), dist.get_world_size(group)
     distances = [2**level for level in range((world_size - 1).bit_length())]
     children = [(None, rank + far) for far in distances if rank % (2 * far) == 0 and rank + far < world_size]
     return children + [(rank - far, None) for far in distances if rank % (2 * far) == far]
 
 
-def _rank_and_size(group: Group) -> tuple[int, int]:
-    return rank_in(group), dist.get_world_size(group)
+def _chunks(tensor: Tensor, group: Group) -> tuple[int, tuple[Tensor, ...]]:
+    """This rank's number in the group, and the tensor flat, cut into a chunk for each of its ranks."""
+    return rank_in(group), tensor.view(-1).tensor_split(dist.get_world_size(group))

@@ -10,9 +10,9 @@ size; with unequal shares each gradient is weighted by its share.
                                    |
                     same mean gradient, same update, on every rank
 
-`average_gradients` is this picture and nothing more: one message for each parameter, at whose end two numbers tell what
-it is a sum of. `DataParallel` does the same, but collects gradients in buckets and sends each as soon as it is full,
-while the backward pass, which begins at the last layer, is still computing:
+`average_gradients` is this picture and nothing more: one message for each parameter, which ends in the sum of the
+weights and the number of ranks with a gradient. `DataParallel` does the same, but collects gradients in buckets and
+sends each as soon as it is full, while the backward pass, which begins at the last layer, is still computing:
 
     compute      | forward | backward:  head   layer 2   layer 1   embedding |           | optimizer step
     network                             | bucket 0 |  | bucket 1 |   | bucket 2 | finish()
@@ -90,7 +90,7 @@ class DataParallel(nn.Module):
     used counts as zeros on the others; one that no rank has used, or that was frozen, has no gradient after `finish()`
     either, and so is left alone. Gradients are dense.
 
-    An optimizer knows nothing of `finish()`: whoever forgets it hears of that in the next forward pass.
+    An optimizer cannot know whether `finish()` was called; if it was forgotten, the next forward pass raises an error.
 
     bucket_mb: gradients travel in buckets of up to this many MiB, filled from the last parameter to the first; a
         larger parameter gets a bucket of its own, and a bucket holds one dtype.
@@ -105,7 +105,7 @@ class DataParallel(nn.Module):
         parameters = list(trainable(model).values())
         buckets = fill_buckets(reversed(parameters), bucket_mb)
         make_equal(named_tensors(model), group)
-        self._buckets = [Bucket(held, _room_for(held)) for held in buckets]
+        self._buckets = [_bucket_of(held) for held in buckets]
         self._reducer = Reducer(buckets, self._all_reduce, overlap)
         self._works: list[Any] = []
         self._samples: int | None = None  # in forward passes since the last `finish()`
@@ -154,29 +154,24 @@ class DataParallel(nn.Module):
 # A message: | gradients x weight | for each parameter, how many ranks had a gradient | the weight |
 
 
-def _room_for(parameters: list[nn.Parameter]) -> Tensor:
+def _bucket_of(parameters: list[nn.Parameter]) -> Bucket:
     numbers = sum(parameter.numel() for parameter in parameters) + len(parameters) + 1
-    return torch.zeros(numbers, dtype=parameters[0].dtype, device=parameters[0].device)
+    return Bucket(parameters, parameters[0].new_zeros(numbers))
 
 
 @torch.no_grad()
 def _pack(bucket: Bucket, weight: float) -> None:
-    counts, total_weight = _counts(bucket), bucket.flat[-1]
-    counts.copy_(torch.tensor([parameter.grad is not None for parameter in bucket.parameters]))
-    total_weight.fill_(weight)
+    had_one = [parameter.grad is not None for parameter in bucket.parameters]
+    bucket.rest.copy_(torch.tensor([*had_one, weight], dtype=bucket.flat.dtype))
     for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
         if parameter.grad is None or weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
             view.zero_()
         else:
-            torch.mul(parameter.grad, total_weight, out=view)
+            torch.mul(parameter.grad, bucket.rest[-1], out=view)
 
 
 def _unpack(bucket: Bucket) -> None:
-    bucket.flat[: -len(bucket.parameters) - 1] /= bucket.flat[-1]
-    for parameter, view, count in zip(bucket.parameters, bucket.views, _counts(bucket).tolist(), strict=True):
+    bucket.flat /= bucket.rest[-1].clone()
+    for parameter, view, count in zip(bucket.parameters, bucket.views, bucket.rest.tolist()[:-1], strict=True):
         if count:
             parameter.grad = view
-
-
-def _counts(bucket: Bucket) -> Tensor:
-    return bucket.flat[-len(bucket.parameters) - 1 : -1]

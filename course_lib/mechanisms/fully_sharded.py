@@ -8,10 +8,7 @@ a block's are complete (reduce-scatter):
     network      | gather 1  | gather 2  |            | gather 1  | gather 0   |            |
                                                       |           | scatter 2' | scatter 1' | scatter 0'
 
-For autograd this is one operation: where forward gathers shards, backward reduce-scatters gradients.
-
-    shards  --- _Shards --- _Unshard ---  whole parameters  ---  the block
-                   <--          <--              <--                         backward
+For autograd a gather is an operation like others: its forward gathers shards, its backward reduce-scatters gradients.
 
 Three halves of an all-reduce instead of two: 1.5 times the bytes of plain data parallelism.
 
@@ -20,20 +17,20 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
-import functools
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from course_lib.mechanisms import guards
-from course_lib.mechanisms.buckets import own_parameters, parameters_by_block
+from course_lib.mechanisms.blocks import Block, parameters_by_block
+from course_lib.mechanisms.buckets import weakly
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import make_equal, named_tensors, samples_in, tensors_in, total_over_ranks
-from course_lib.mechanisms.shards import Shards
 from course_lib.timeline import progress
 
 
@@ -64,6 +61,9 @@ class FullySharded(nn.Module):
     `sharding.clip_grad_norm`. To go on from a state, load it into the plain model; what an optimizer remembers of
     shards is not made whole (`ShardedOptimizer` can do that).
 
+    To recompute activations, use `checkpoint(..., use_reentrant=False)`: a reentrant checkpoint ends a backward pass of
+    its own in each block, and waits there for the block's gradients.
+
     prefetch: whether the next block's parameters travel while one computes; else each block waits for its own.
     compute_dtype: the floating-point type to gather, compute and send gradients in, for a model in 32 bits;
         floating-point inputs are converted.
@@ -78,14 +78,14 @@ class FullySharded(nn.Module):
         guards.not_sharded_yet(model)
         make_equal(named_tensors(model), group)
         self.module, self.group, self.compute_dtype, self.prefetch = model, group, compute_dtype, prefetch
-        self.blocks = [_Block(self, *found) for found in enumerate(parameters_by_block(model))]
-        self._size = sum(block.size for block in self.blocks)
-        self._is_backward = False
-        self._reducing: _Block | None = None
-        self._means: dict[Tensor, Tensor | None] = {}
-        model.register_forward_pre_hook(lambda *_: self._begin())
+        kind: dict[str, Any] = {"group": group, "dtype": compute_dtype}
+        self.blocks = [Block(model, *found, **kind) for found in parameters_by_block(model)]
+        self._latest: Block | None = None
+        self._reducing: Block | None = None
+        model.register_forward_pre_hook(self._begin)
         for number, block in enumerate(self.blocks):
-            block.module.forward = functools.partial(self._compute, number, block.module.forward)
+            block.module.register_forward_pre_hook(partial(self._before_forward, number))
+            block.module.register_forward_hook(partial(self._after_forward, block))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output.
@@ -94,60 +94,61 @@ class FullySharded(nn.Module):
         """
         progress(0)  # the parameters of the first blocks can leave before anything is computed
         if torch.is_grad_enabled():
-            samples = samples_in((args, kwargs))
-            total = total_over_ranks(samples, self.blocks[0].shards.shard.device, self.group)
+            samples, device = samples_in((args, kwargs)), self.blocks[0].shards.shard.device
+            total = total_over_ranks(samples, device, self.group)
             guards.equal_shares(samples, total / dist.get_world_size(self.group))
-        kwargs = {name: self._cast(value) for name, value in kwargs.items()}
-        return self.module(*map(self._cast, args), **kwargs)
+        args, kwargs = tree_map(self._cast, (args, kwargs))
+        return self.module(*args, **kwargs)
 
     def _cast(self, value: Any) -> Any:
-        if self.compute_dtype and isinstance(value, Tensor) and value.is_floating_point():
-            return value.to(self.compute_dtype)
-        return value
+        is_cast = self.compute_dtype and isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(self.compute_dtype) if is_cast else value
 
-    # Forward: unshard, compute, reshard
+    # Forward: gather, compute, free
 
-    def _begin(self) -> None:
+    def _begin(self, *_: Any) -> None:
         for block in self.blocks:
-            block.begin()
-        self._is_backward = False
-        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        entries = _Shards.apply(weakref.proxy(self), *trained)
-        self.entries: dict[Tensor, Tensor] = dict(zip(trained, entries, strict=True))
+            block.reshard()
+            block.wholes = {}
+        self._left, self._is_backward, self._latest = set(self.blocks), False, None
+        start = self.blocks[0].shards.shard.new_zeros(0, requires_grad=True)
+        (self._start,) = _Given.apply([start], weakly(self._end_backward), start)  # first here, so last on the way back
 
-    def _compute(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _before_forward(self, number: int, *_: Any) -> None:
         block = self.blocks[number]
+        if not block.wholes:
+            inputs = [self._start] if block.is_trained else []
+            wholes = _Given.apply(block.shards.whole.views, partial(weakly(self._reduce_scatter), number), *inputs)
+            block.wholes = dict(zip(block.parameters, wholes, strict=True))
         block.unshard()
-        if self._is_backward:  # activations are being computed again
-            return forward(*args, **kwargs)
-        self._prefetch(number + 1)
-        outputs = forward(*args, **kwargs)
+        if self.prefetch and not self._is_backward and number + 1 < len(self.blocks):
+            self.blocks[number + 1].start_gather()
+
+    def _after_forward(self, block: Block, _: nn.Module, inputs: Any, outputs: Any) -> None:
+        if self._is_backward:  # activations are being recomputed
+            return
         block.reshard()
         self._has_computed(block)
+        previous = self._latest
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(lambda _: self._before_backward(number))
-        return outputs
+                tensor.register_hook(lambda _: self._before_backward(block, previous))
+                self._latest = block
 
-    def _prefetch(self, number: int) -> None:
-        if self.prefetch and number < len(self.blocks) and not self.blocks[number].is_done:
-            self.blocks[number].start_gather()
+    # Backward: gather, compute, free, scatter
 
-    # Backward: unshard, compute, reshard, reduce-scatter
-
-    def _before_backward(self, number: int) -> None:
+    def _before_backward(self, block: Block, previous: Block | None) -> None:
+        """previous: the block that computed before this one, so backward comes to it next."""
         if not self._is_backward:
-            self._is_backward = True
-            for block in self.blocks:
-                block.is_done = False
-        block = self.blocks[number]
-        if block.module is not self.module:
-            for later in self.blocks[number + 1 :]:
-                later.reshard()
+            self._left, self._is_backward = {other for other in self.blocks if other.is_trained}, True
+        for other in self.blocks:
+            if self.module not in (block.module, other.module) and other.module is not block.module:
+                other.reshard()
         block.unshard()
-        self._prefetch(number - 1)  # before block 0, the model as a whole, comes the last one
+        if self.prefetch and previous:
+            previous.start_gather()
 
-    def reduce_scatter(self, number: int, gradients: Sequence[Tensor | None]) -> None:
+    def _reduce_scatter(self, number: int, *gradients: Tensor | None) -> None:
         block = self.blocks[number]
         self._has_computed(block)
         block.reshard()  # autograd comes here after all of its operations, as they were recorded later
@@ -156,22 +157,20 @@ class FullySharded(nn.Module):
         self._reducing = block
 
     def _receive(self) -> None:
-        if self._reducing is not None:
-            self._means |= zip(self._reducing.parameters, self._reducing.shards.receive(), strict=True)
-            self._reducing = None
+        block, self._reducing = self._reducing, None
+        for parameter, mean in zip(block.parameters, block.shards.receive(), strict=True) if block else ():
+            if parameter.requires_grad and mean is not None:
+                parameter.grad = mean if parameter.grad is None else parameter.grad + mean
 
-    def end_backward(self) -> list[Tensor | None]:
-        """The mean gradients of the shards, for autograd to add to `.grad`."""
+    def _end_backward(self, *_: None) -> None:
         self._receive()
-        if all(block.is_done or block.is_frozen for block in self.blocks):  # else a checkpoint's own backward pass ends
+        if not self._left:  # else the backward pass of a reentrant checkpoint ends
             for block in self.blocks:
                 block.reshard()
-        means, self._means = self._means, {}
-        return [means.get(parameter) for parameter in self.entries]
 
-    def _has_computed(self, block: _Block) -> None:
-        block.is_done = True
-        progress(sum(block.size for block in self.blocks if block.is_done) / self._size)
+    def _has_computed(self, block: Block) -> None:
+        self._left.discard(block)
+        progress(1 - sum(block.size for block in self._left) / sum(block.size for block in self.blocks))
 
     # State
 
@@ -183,93 +182,20 @@ class FullySharded(nn.Module):
         state = self.module.state_dict(keep_vars=True)
         return {name: wholes.get(tensor, tensor).clone() for name, tensor in state.items()}
 
-    def __deepcopy__(self, _: Any) -> NoReturn:
+    def __deepcopy__(self, _: Any) -> None:
         raise RuntimeError("a sharded model cannot be copied; copy its state_dict(), or the plain model before")
 
 
-class _Shards(torch.autograd.Function):
-    """The shards as they are. Backward ends here, and hands out their mean gradients."""
+class _Given(torch.autograd.Function):
+    """Tensors that are there already, as if computed from the inputs; `backward` is called with their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, model: FullySharded, *shards: Tensor) -> tuple[Tensor, ...]:
-        ctx.model = model
+    def forward(ctx: Any, tensors: list[Tensor], backward: Callable[..., None], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.on_the_way_back, ctx.n_inputs = backward, 2 + len(inputs)
         ctx.set_materialize_grads(False)
-        return tuple(shard.data for shard in shards)
-
-    @staticmethod
-    def backward(ctx: Any, *_: None) -> Any:
-        return None, *ctx.model.end_backward()
-
-
-class _Unshard(torch.autograd.Function):
-    """Whole parameters, which are there already. Backward begins to reduce-scatter their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, model: FullySharded, number: int, *pieces: Tensor) -> tuple[Tensor, ...]:
-        ctx.model, ctx.number = model, number
-        ctx.set_materialize_grads(False)
-        return tuple(view.data for view in model.blocks[number].shards.whole.views)
+        return tuple(tensor.data for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        ctx.model.reduce_scatter(ctx.number, gradients)
-        return None, None, *(None for _ in gradients)
-
-
-class _Block:
-    """Parameters of a module that come and go together.
-
-    is_done: whether the module has computed in the pass that is going on, forward or backward.
-    """
-
-    def __init__(self, sharded: FullySharded, number: int, home: tuple[nn.Module, list[nn.Parameter]]) -> None:
-        # The proxy, as Python's garbage collector cannot look into autograd's graph, which gets hold of it.
-        self._sharded, self._number, (self.module, self.parameters) = weakref.proxy(sharded), number, home
-        self.size = sum(parameter.numel() for parameter in self.parameters)
-        self.shards = Shards(self.parameters, sharded.group, is_apart=True, dtype=sharded.compute_dtype)
-        for parameter, piece in zip(self.parameters, self.shards.pieces, strict=True):
-            parameter.data, parameter.grad, parameter.is_shard = piece, None, True  # type: ignore[attr-defined]
-        found = [(user, name, own) for user in sharded.module.modules() for name, own in own_parameters(user)]
-        self._places = [place for place in found if place[2] in set(self.parameters)]
-        self._gathering: dist.Work | None = None
-        self.begin()
-
-    @property
-    def is_frozen(self) -> bool:
-        return not any(parameter.requires_grad for parameter in self.parameters)
-
-    def begin(self) -> None:
-        self.reshard()
-        self._wholes: dict[Tensor, Tensor] = {}
-        self.is_done = False
-
-    def start_gather(self) -> None:
-        flat = self.shards.whole.flat
-        if not flat.untyped_storage().nbytes():
-            flat.untyped_storage().resize_(flat.nbytes)
-            self._gathering = self.shards.all_gather()
-
-    def _finish_gather(self) -> None:
-        if self._gathering:
-            self._gathering.wait()
-            self._gathering = None
-
-    def unshard(self) -> None:
-        """Let the modules find whole parameters."""
-        self.start_gather()
-        self._finish_gather()
-        if not self._wholes:
-            entries = [self._sharded.entries.get(parameter, parameter) for parameter in self.parameters]
-            wholes = _Unshard.apply(self._sharded, self._number, *entries)
-            self._wholes = dict(zip(self.parameters, wholes, strict=True))
-        for module, name, parameter in self._places:
-            vars(module)[name] = self._wholes[parameter]  # Python finds it before the module's own parameter
-            vars(module)[name]._is_param = True  # for those who tell weights from activations
-
-    def reshard(self) -> None:
-        """Let the modules find this rank's pieces, and free the whole."""
-        self._finish_gather()
-        for module, name, _ in self._places:
-            vars(module).pop(name, None)
-        # What autograd has saved, a transposed weight for instance, shares this memory, and finds it filled again.
-        self.shards.whole.flat.untyped_storage().resize_(0)
+        ctx.on_the_way_back(*gradients)
+        return (None,) * ctx.n_inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-Group = dist.ProcessGroup | None  # None: of all ranks
+Group = dist.ProcessGroup | None  # None: all ranks
 
 
 def rank_in(group: Group) -> int:

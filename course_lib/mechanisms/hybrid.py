@@ -41,7 +41,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.mechanisms import batches, guards, sharding, state, tensor_parallel, tied_weights
+from course_lib.mechanisms import batches, guards, sharding, tensor_parallel, tied_weights
 from course_lib.mechanisms.data_parallel import average_gradients, trainable
 from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.mesh import Mesh
@@ -50,9 +50,8 @@ from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.sharding import ShardedOptimizer
 from course_lib.mechanisms.shards import master_dtype
+from course_lib.mechanisms.tensor_parallel.vocab import IGNORED
 from course_lib.schedules import Schedule
-
-IGNORED = -100  # a target that is left out of the loss
 
 
 def train_step(
@@ -79,7 +78,8 @@ def train_step(
     scale = 1.0 if scaler is None else scaler.scale_factor
     weight = count(own_targets) * mesh.size("dp") / count(targets)  # 1 for a mean share
     loss_fn = part.loss_fn(weight * scale)
-    loss = run_schedule(part.schedule, part.stages, own_inputs, own_targets, loss_fn, mesh.group("pp"), count)
+    down, up = mesh.group("pp"), mesh.way_back
+    loss = run_schedule(part.schedule, part.stages, own_inputs, own_targets, loss_fn, down, count, way_back=up)
     mean = _mean_over_replicas(part, loss) / scale
     if math.isfinite(mean):
         complete_gradients(part, optimizer)
@@ -200,28 +200,3 @@ def make_optimizer(
     groups = [{"params": held, "counts": counts[kind] and is_counted_here} for kind, held in kinds.items() if held]
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True) if not zero else None
     return ShardedOptimizer(groups, optimizer_cls, alone or mesh.group("dp"), **kwargs)
-
-
-# State, as if there were one process
-
-
-def training_state(part: ModelPart, optimizer: ShardedOptimizer) -> dict[str, Tensor]:
-    """The `state.training_state` of the whole model and its optimizer, on every rank and on the CPU.
-
-    All ranks call it. It fits any other mesh, see `load_training_state`, and a plain model and optimizer.
-    """
-    where, group = tensor_parallel.placements(part), part.mesh.group("tp")
-    own = state.training_state(part, optimizer, lambda name, tensor: where[name].gather(tensor, group))
-    on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in own.items()}
-    of_stages: list[dict[str, Any]] = [{}] * part.mesh.size("pp")
-    dist.all_gather_object(of_stages, on_cpu, group=part.mesh.group("pp"))
-    return {name: value for held in of_stages for name, value in held.items()}
-
-
-def load_training_state(part: ModelPart, optimizer: ShardedOptimizer, whole: Mapping[str, Tensor]) -> None:
-    """Take this rank's part of a `training_state`, from this or another mesh. All ranks call it.
-
-    Raises KeyError for a state that lacks one of the part's tensors.
-    """
-    where, group = tensor_parallel.placements(part), part.mesh.group("tp")
-    state.load_training_state(part, optimizer, whole, lambda name, tensor: where[name].shard(tensor, group))

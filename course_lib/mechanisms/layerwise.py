@@ -47,8 +47,8 @@ class LayerWise(nn.Module):
 
     blocks: the whole model, as a list of blocks that each take what the one before puts out, a single tensor.
         Parameters and buffers of the group's first rank go to all; then each rank keeps its own blocks, under their
-        own names. (Let go of the model, and their memory is free.)
-    costs: as for `split_layers`; those of the group's first rank count, as measured ones differ from rank to rank.
+        own names. (Delete the model to free the others.)
+    costs: as for `split_layers`, the same on all ranks. (Measured ones differ; let one rank tell the others.)
 
     A parameter that several stages use (a head tied to the token embedding) lives on each of them. `backward` gives
     all of them the sum of their gradients, so equal optimizers keep the copies equal.
@@ -60,9 +60,7 @@ class LayerWise(nn.Module):
         super().__init__()
         self.group, self.stage, self.n_stages = group, rank_in(group), dist.get_world_size(group)
         self.is_first, self.is_last = self.stage == 0, self.stage == self.n_stages - 1
-        agreed = [split_layers(len(blocks), self.n_stages, costs)]
-        dist.broadcast_object_list(agreed, group=group, group_src=0)
-        (self.stages,) = agreed
+        self.stages = split_layers(len(blocks), self.n_stages, costs)
         from_first_rank(blocks, group)
         of_rank = [blocks[layers.start : layers.stop] for layers in self.stages]
         self.blocks = of_rank[self.stage]

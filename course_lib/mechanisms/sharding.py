@@ -38,7 +38,7 @@ from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import make_equal
 from course_lib.mechanisms.shards import Shards
 from course_lib.mechanisms.shards import clip_grad_norm as clip_grad_norm
-from course_lib.mechanisms.state import cut_states, gather_states
+from course_lib.mechanisms.state import cut_states, gather_states, numbers_of
 from course_lib.timeline import compute
 
 
@@ -61,8 +61,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         `average_gradients` before `step()`: the mean of what is the same on all ranks is the same again.
     bucket_mb: parameters are laid end to end in buckets of up to this many MiB, from last to first.
     kwargs: for `optimizer_cls`, which sees this rank's part of each parameter, flat. `param_groups` hold the whole
-        parameters, and what a scheduler changes there is used. As usual, a parameter without gradient, on all ranks
-        now, is left alone; one that only some ranks have used counts as zeros on the others. Gradients are dense.
+        parameters, and what a scheduler changes there takes effect. A parameter that has no gradient on any rank is
+        left alone; one that only some ranks have used counts as zeros on the others. Gradients are dense.
 
     Parameters in 16 bits get a float32 master, sharded with the rest: 12 bytes / N each for Adam.
 
@@ -113,7 +113,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def step(self) -> None:  # type: ignore[override]
         """Update the parameters on all ranks."""
         self.finish()
-        self._update_shards()
+        for bucket in self._buckets:
+            bucket.take_over_changes()
+        for whole, sharded in zip(self.param_groups, self.inner.param_groups, strict=True):
+            sharded.update(_settings(whole))
+        with compute("optimizer"):
+            self.inner.step()
         for work in [bucket.all_gather() for bucket in self._buckets]:
             work.wait()
         self._begin_step()
@@ -129,14 +134,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._reducer.reduce_rest()
             self._receive(len(self._buckets) - 1)
             self._is_finished = True
-
-    def _update_shards(self) -> None:
-        for bucket in self._buckets:
-            bucket.take_over_changes()
-        for whole, sharded in zip(self.param_groups, self.inner.param_groups, strict=True):
-            sharded.update(_settings(whole))
-        with compute("optimizer"):
-            self.inner.step()
 
     def _reduce_scatter(self, number: int) -> None:
         if number:  # one on its way at a time, or their copies would fill the memory
@@ -179,7 +176,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of `optimizer_cls` on one process, with whole tensors, on every rank. All ranks call it."""
-        packed, numbers = super().state_dict(), self._numbers()
+        packed, numbers = super().state_dict(), numbers_of(self)
         for bucket in self._buckets:
             wholes = gather_states(bucket, self.inner.state)
             packed["state"] |= {numbers[parameter]: state for parameter, state in wholes.items() if state}
@@ -192,16 +189,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         All ranks call it. Load the model first: masters that the state does not hold are made from the parameters.
         """
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        numbers = self._numbers()
+        numbers = numbers_of(self)
         for bucket in self._buckets:
             bucket.take_over_changes()
             wholes = [state_dict["state"].get(numbers[parameter], {}) for parameter in bucket.parameters]
             self.inner.state |= cut_states(bucket, wholes)
             bucket.all_gather().wait()  # a master decides what the parameter is
-
-    def _numbers(self) -> dict[nn.Parameter, int]:
-        """The number under which a parameter stands in a state_dict."""
-        return {p: number for number, p in enumerate(p for group in self.param_groups for p in group["params"])}
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,24 +25,23 @@ class Shards:
     """Parameters end to end, of which every rank keeps and updates a shard.
 
     whole: a bucket with all of them, in `dtype`; None: in their own.
-    shard, pieces: this rank's part of all and of each, in 32 bits at least. They are views of the whole one, or copies
-        where that has 16 bits or `is_apart`. Some pieces are empty, and the last one includes the padding.
-    local_ranges: of each parameter, the half-open range of elements that lie in this rank's shard.
+    shard, pieces: this rank's part of the bucket and of each parameter, in 32 bits at least. They are views of the
+        bucket, or copies if it has 16 bits or `is_apart`. Some pieces are empty; the last one includes the padding.
+    local_ranges: for each parameter, the range of its elements that lie in this rank's shard.
     """
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        group: Group,
-        is_apart: bool = False,
-        dtype: torch.dtype | None = None,
+        self, parameters: Sequence[nn.Parameter], group: Group, is_apart: bool = False, dtype: torch.dtype | None = None
     ) -> None:
-        self.parameters, self.group, self.n = parameters, group, dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
+        self.parameters, self.group = parameters, group
+        self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
         sizes = [parameter.numel() for parameter in parameters]
         self.shard_size = -(-sum(sizes) // self.n)
-        begin = self.rank * self.shard_size
-        self.local_ranges = _between(begin, begin + self.shard_size, sizes)
+        begin, end = self.rank * self.shard_size, (self.rank + 1) * self.shard_size
+        self.local_ranges = [
+            range(min(max(begin - start, 0), size), min(max(end - start, 0), size))
+            for start, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False)
+        ]
         values = self._laid_out([parameter.detach() for parameter in parameters])
         self.whole = Bucket(parameters, values.to(dtype or values.dtype))
         self.shard = values.chunk(self.n)[self.rank].to(master_dtype(values.dtype), copy=is_apart)
@@ -54,7 +53,7 @@ class Shards:
         return torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_zeros(padding)])
 
     def _cut(self, shard: Tensor) -> list[Tensor]:
-        lengths = [end - begin for begin, end in self.local_ranges[:-1]]
+        lengths = [len(own) for own in self.local_ranges[:-1]]
         return list(shard.split([*lengths, len(shard) - sum(lengths)]))
 
     # Every rank sends each shard to its owner, who adds up: the bytes of a ring's reduce-scatter, and a sum in 32 bits,
@@ -63,7 +62,7 @@ class Shards:
     # A message to each rank: | gradients in its shard | for each parameter, how many ranks had a gradient |
 
     def reduce_scatter(self, gradients: Sequence[Tensor | None]) -> None:
-        """Begin to average gradients of the parameters over the ranks; None stands for zeros."""
+        """Start to average the parameters' gradients over the ranks; None stands for zeros."""
         message = self._message(gradients)
         arriving = torch.empty_like(message)
         work = dist.all_to_all_single(arriving, message, group=self.group, async_op=True)
@@ -74,12 +73,12 @@ class Shards:
         pairs = zip(gradients, self.whole.views, strict=True)
         flat = self._laid_out([like.new_zeros(view.shape) if mine is None else mine for mine, view in pairs])
         counts = like.new_tensor([gradient is not None for gradient in gradients])
-        # A gradient that overflowed here is seen on all ranks: infinity times zero is nan.
+        # An overflow in any gradient makes all counts nan, on all ranks: infinity times zero is nan.
         counts += 0 * torch.linalg.vector_norm(flat, math.inf)
         return torch.cat([flat.view(self.n, -1), counts.expand(self.n, -1)], 1)
 
     def receive(self) -> list[Tensor | None]:
-        """Wait for what was sent; this rank's piece of each mean gradient, and None where no rank had one."""
+        """Wait for the gradients; returns this rank's piece of each mean, None where no rank had a gradient."""
         if self._arriving is None:
             return [None for _ in self.parameters]
         (work, arrived), self._arriving = self._arriving, None
@@ -94,7 +93,7 @@ class Shards:
         return [piece if count else None for piece, count in zip(self._cut(mean), counts, strict=True)]
 
     def all_gather(self) -> dist.Work:
-        """Begin to make the bucket whole, from the shards of all ranks."""
+        """Start to gather the bucket from the shards of all ranks."""
         flat = self.whole.flat
         return dist.all_gather_single(flat, self.shard.to(flat.dtype), group=self.group, async_op=True)
 
@@ -109,19 +108,10 @@ class Shards:
         return self.shard.dtype != self.whole.flat.dtype
 
     def take_over_changes(self) -> None:
-        """Let a master follow where somebody has changed what it rounds to, for instance by loading a state."""
+        """Set masters anew where somebody has changed the parameters, for instance by loading a state."""
         own = self.whole.flat.chunk(self.n)[self.rank]
         if self.has_master:
             self.shard.copy_(torch.where(own == self.shard.to(own.dtype), self.shard, own))
-
-
-def _between(begin: int, end: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """The range of each of these tensors that lies between two places, when they are laid end to end."""
-    starts = itertools.accumulate(sizes[:-1], initial=0)
-    return [
-        (min(max(begin - start, 0), size), min(max(end - start, 0), size))
-        for start, size in zip(starts, sizes, strict=True)
-    ]
 
 
 def master_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -133,7 +123,7 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 def clip_grad_norm(
     shards: Iterable[Tensor], max_norm: float, group: Group = None, counted: Iterable[Tensor] | None = None
 ) -> float:
-    """Scale the shards' gradients so that the norm over all parameters is at most `max_norm`; returns it from before.
+    """Scale the shards' gradients so that the norm over all parameters is at most `max_norm`; returns the norm before.
 
     shards: `FullySharded.parameters()`, or `ShardedOptimizer.shards` after `finish()`. Every element is on one
         rank only, so the squares of all ranks add up to the square of the norm.

@@ -63,7 +63,7 @@ def input_gradient(
 
     Returns None for an input that requires no gradient or is not used. Both halves together add up to what
     `output.backward(gradient)` does for the input and for these weights; any other tensor that the module uses, such
-    as a parameter of another stage, gets no gradient (in torch.distributed.pipelining neither).
+    as a parameter of another stage, gets no gradient (nor does it in torch.distributed.pipelining).
     """
     if not output.requires_grad:
         return None, WeightGradients([])

@@ -38,7 +38,7 @@ def sum_gradients(parameter: nn.Parameter, ranks: Sequence[int], group: Group = 
 
 @contextlib.contextmanager
 def summed(tied: Mapping[nn.Parameter, Sequence[int]], group: Group = None) -> Iterator[None]:
-    """Sum over the ranks what backward passes in this block find of these gradients; add it to what was there before.
+    """Sum over the ranks the gradients that backward passes in this block compute, and add them to earlier ones.
 
     tied: what `holders` says of this rank's parameters.
     """

@@ -37,6 +37,7 @@ from course_lib import data
 from course_lib.mechanisms import hybrid
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.sharding import ShardedOptimizer
+from course_lib.mechanisms.state import load_training_state, training_state
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import ModelSpec, Plan
 from course_lib.scale_out import checkpoint
@@ -165,14 +166,14 @@ def state_of(part: hybrid.ModelPart, optimizer: ShardedOptimizer, scaler: LossSc
     """The content of a checkpoint: the state of the training, from all ranks, and of the loss scale."""
     scale = {} if scaler is None else scaler.state_dict()
     numbers = {f"scaler.{name}": torch.tensor(value, dtype=torch.float64) for name, value in scale.items()}
-    return hybrid.training_state(part, optimizer) | numbers
+    return training_state(part, optimizer, part.mesh) | numbers
 
 
 def resume(part: hybrid.ModelPart, optimizer: ShardedOptimizer, scaler: LossScaler | None, options: Options) -> int:
     """Go on from the newest checkpoint; return its step, 0 if there is none."""
     step, state = checkpoint.load(options.checkpoints, build(options)) if options.checkpoints else (0, {})
     if step:
-        hybrid.load_training_state(part, optimizer, state)
+        load_training_state(part, optimizer, state, part.mesh)
         if scaler is not None:
             scaler.load_state_dict({name: state[f"scaler.{name}"].item() for name in scaler.state_dict()})
     return step

@@ -476,8 +476,10 @@ again.points(4)
 # PyTorch's `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)` is your function. It has your limit as
 # well: if `x` needs no gradient, autograd sees no reason to go back, and the block's parameters get none. With
 # `use_reentrant=False` there is no such limit. It hooks what autograd wants to keep, and computes the block again when
-# the first of these tensors is asked for. The course's models keep everything, but its planner counts
-# what a layer keeps otherwise: [`layer_activations`](../../course_lib/planner/memory.py).
+# the first of these tensors is asked for. It is also the faster one with `FullySharded`: yours begins a backward pass
+# of its own for each block, and at the end of each the block's gradients are waited for. The course's models keep
+# everything, but its planner counts what a layer keeps otherwise:
+# [`layer_activations`](../../course_lib/planner/memory.py).
 
 # %%
 again.idle

@@ -358,8 +358,8 @@ for name, step in steps.items():
 # Nothing. They belong to a rank's own samples, so there are no copies to take away. But there is another way, and one
 # process can use it too: keep only what goes *into* each layer, and compute the rest again when the backward pass comes
 # to that layer. This is called **recomputation**, or activation checkpointing. In PyTorch it is
-# `torch.utils.checkpoint.checkpoint(layer, x)` in place of `layer(x)`. *Predict:* how much memory does it save, and how
-# much longer does a step take?
+# `torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)` in place of `layer(x)`. *Predict:* how much memory
+# does it save, and how much longer does a step take?
 
 # %%
 again = {}
@@ -401,9 +401,10 @@ print(f"keep: {flops(keeping, backward=True) / forward:.3f} forward passes, "
       f"compute again: {flops(computing, backward=True) / forward:.3f}")
 
 # %% [markdown]
-# (Not quite four, because the last block, which makes the model's answer, is not computed again.) Of each layer its
-# input is kept, and nothing else. Chen et al. (2016) proposed this for deep models; Korthikanti et al. (2022) compute
-# again only what takes much memory and little time.
+# (Less than four, for two reasons: the last block, which makes the model's answer, is not computed again, and PyTorch
+# stops within a layer once it has all that the backward pass needs, just before the layer's last matrix product.) Of
+# each layer its input is kept, and nothing else. Chen et al. (2016) proposed this for deep models; Korthikanti et al.
+# (2022) compute again only what takes much memory and little time.
 
 # %% tags=["build-only"]
 from course_lib.planner.memory import RECIPES

@@ -58,8 +58,11 @@ def sharded_step(stage: int, ranks: int, pace: Pace | None = None, **how: Any) -
     """
     if stage not in STAGES:
         raise ValueError(f"stage={stage!r} is unknown; choose one of {', '.join(map(str, STAGES))}")
-    run = launch(partial(_train, stage=stage, **how), ranks, pace=pace)
+    train = partial(_train, stage=stage, **how)
+    run = launch(train, ranks, pace=pace)
     held, activations, weights = zip(*run.results, strict=True)
+    if how.get("recompute"):  # the ledger sees only what a reentrant checkpoint recomputes, which are the same tensors
+        activations = tuple(result[1] for result in launch(partial(train, use_reentrant=True), ranks).results)
     return ShardedStep(after_barrier(run.timeline), list(held), list(activations), weights[0])
 
 
@@ -69,12 +72,13 @@ def _train(
     samples: int = 32,
     steps: int = 1,
     recompute: bool = False,
+    use_reentrant: bool = False,
     dtype: torch.dtype = torch.float32,
     **how: Any,
 ) -> tuple[Bytes, int, Tensor]:
     model = TinyGPT(FOUR_LAYERS, seed=rank, dtype=dtype)
     if recompute:
-        compute_again(model)
+        compute_again(model, use_reentrant)
     module, optimizer, finish = _shard(model, stage, **how)
     *first, last = shares(rank, samples, steps + 1)
     for share in first:
@@ -113,7 +117,7 @@ def _step(module: nn.Module, optimizer: Any, finish: Callable[[], Any], share: A
     optimizer.zero_grad()
 
 
-def compute_again(model: TinyGPT) -> None:
+def compute_again(model: TinyGPT, use_reentrant: bool = False) -> None:
     """Let each layer keep only its input, and recompute its activations when backward needs them."""
     for layer in list(model.blocks)[1:-1]:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=True)
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=use_reentrant)

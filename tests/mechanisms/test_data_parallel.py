@@ -268,7 +268,7 @@ def a_stage_of_a_pipeline(rank: int) -> None:
 @pytest.mark.parametrize(
     ("attempt", "words"),
     [
-        (some_gradients, "right has one on 1 of 3 ranks"),
+        (some_gradients, "right has a gradient on 1 of 3 ranks"),
         (different_models, "weight [3, 3] torch.float32 on rank 1"),
         (a_tensor_share_of_a_model, "give group=, the ranks that hold the same part"),
         (a_stage_of_a_pipeline, "give group=, the ranks that hold the same part"),

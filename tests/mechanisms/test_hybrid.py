@@ -25,10 +25,8 @@ from course_lib import data, launch, mechanisms
 from course_lib.mechanisms.hybrid import (
     Mesh,
     ModelPart,
-    load_training_state,
     make_optimizer,
     train_step,
-    training_state,
 )
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.pipeline import run_schedule
@@ -131,7 +129,7 @@ def train_all(rank: int, cases: list[Case], steps: int) -> list[Any]:
 
 def full_state(part: ModelPart, optimizer: Any) -> State:
     """The state_dict of the whole model."""
-    whole = training_state(part, optimizer)
+    whole = mechanisms.state.training_state(part, optimizer, part.mesh)
     return {name.removeprefix("model."): tensor for name, tensor in whole.items() if name.startswith("model.")}
 
 
@@ -182,7 +180,7 @@ def continue_elsewhere(rank: int, folder: str) -> list[State]:
     first = make_part(Mesh(2, 2, 2), "1f1b", F64, special + " zero")
     optimizer = optimize(first, special + " zero")
     train_step(first, optimizer, *minibatch(0, SAMPLES), max_norm=max_norm_of(special))
-    before = training_state(first, optimizer)
+    before = mechanisms.state.training_state(first, optimizer, first.mesh)
     checkpoint.save(before, folder, 1)
     states = [before]
     for part, zero in (
@@ -193,9 +191,9 @@ def continue_elsewhere(rank: int, folder: str) -> list[State]:
     ):
         if part is not first:
             optimizer = optimize(part, special + zero)
-            load_training_state(part, optimizer, before)
+            mechanisms.state.load_training_state(part, optimizer, before, part.mesh)
         train_step(part, optimizer, *minibatch(1, SAMPLES), max_norm=max_norm_of(special))
-        states.append(training_state(part, optimizer))
+        states.append(mechanisms.state.training_state(part, optimizer, part.mesh))
     return states
 
 
@@ -214,7 +212,7 @@ def resume_alone(rank: int, folder: str, special: str) -> State:
     optimizer = kind(plain.parameters(), **settings)
     step, whole = checkpoint.load(folder, plain)
     assert step == 1
-    mechanisms.state.load_training_state(plain, optimizer, whole, lambda name, tensor: tensor)
+    mechanisms.state.load_training_state(plain, optimizer, whole)
     return dict(mechanisms.state.training_state(plain, optimizer))
 
 
@@ -253,7 +251,7 @@ def train_in(mesh: Mesh, dtype: torch.dtype, scale: float) -> State:
     optimizer = optimize(part, "zero")
     for step in range(STEPS):
         train_step(part, optimizer, *minibatch(step, SAMPLES), scaler=scaler, max_norm=0.1)
-    state = training_state(part, optimizer)
+    state = mechanisms.state.training_state(part, optimizer, part.mesh)
     for name in [name for name in state if name.startswith("model.")]:
         assert torch.equal(state[name], state[f"optimizer.{name[6:]}.master"].to(dtype))
     return {name: state[f"optimizer.{name}.master"] for name, _ in build("tied", dtype).named_parameters()}

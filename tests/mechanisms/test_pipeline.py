@@ -298,6 +298,27 @@ def test_activations_may_have_sixteen_bits(dtype: torch.dtype) -> None:
         assert {grad.dtype for grad in found.values()} == {dtype}
 
 
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b"])
+def test_with_a_way_back_no_two_ranks_send_to_each_other_in_the_same_group(name: str) -> None:
+    def directions(rank: int) -> tuple[Any, set[tuple[str, bool]]]:
+        way_back, seen, send = dist.new_group([0, 1]), set(), dist.isend
+
+        def noted(tensor: Tensor, group: Any, group_dst: int) -> Any:
+            seen.add(("back" if group is way_back else "there", group_dst > rank))
+            return send(tensor, group=group, group_dst=group_dst)
+
+        model, schedule = build(torch.float64, ""), SCHEDULES[name](4 if "interleaved" in name else 2, 4)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "isend", noted)
+            stages = cut(model, schedule.n_stages)
+            loss = run_schedule(schedule, stages, *minibatch(), data.answer_loss, way_back=way_back)
+        return loss, seen
+
+    (_, first), (loss, second) = launch(directions, 2, device="cpu").results
+    assert first == {("there", True)} and second == {("back", False)}
+    assert torch.isclose(loss, alone(4, torch.float64, "")[0])
+
+
 def test_each_activation_and_each_gradient_travels_once() -> None:
     run = launch(in_a_pipeline, 4, ([("1f1b", 4, 5, torch.float32, "")],), device="cpu")
     activations = SAMPLES * CONFIG.sequence * CONFIG.hidden * 4  # bytes of all micro-batches between two stages

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from course_lib import Link, Pace, data, launch, timeline
 from course_lib.mechanisms import batches, fully_sharded, tensor_parallel
@@ -194,8 +194,8 @@ def test_outside_of_its_computation_a_block_has_no_memory_but_its_shard() -> Non
                     loss.backward()
             storages = [parameter.untyped_storage() for parameter in model.parameters()]
             held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-            whole = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-            seen.append((held - 4 * sum(tensor.numel() for tensor in plain.parameters()) // 2 < 100, len(whole)))
+            whole = sum(block.shards.whole.flat.untyped_storage().nbytes() for block in sharded.blocks)
+            seen.append((held - 4 * sum(tensor.numel() for tensor in plain.parameters()) // 2 < 100, whole))
         return seen
 
     assert launch(storages, 2, device="cpu").results == [[(True, 0)] * 3] * 2
@@ -388,11 +388,13 @@ class Recomputed(nn.Module):
         return tokens
 
 
-def test_activations_may_be_recomputed() -> None:
+@pytest.mark.parametrize("stops_early", [True, False])  # once it has all that backward needs
+def test_activations_may_be_recomputed(stops_early: bool) -> None:
     def gradients(rank: int, is_recomputed: bool) -> list[Any]:
         model = build("tied", torch.float64)
         sharded = FullySharded(Recomputed(model) if is_recomputed else model)
-        Batch(rank).loss(sharded).backward()
+        with set_checkpoint_early_stop(stops_early):
+            Batch(rank).loss(sharded).backward()
         assert all(parameter.dim() == 1 for parameter in model.parameters())
         return [shard.grad for shard in sharded.parameters()]
 
@@ -444,9 +446,17 @@ def test_a_frozen_layer_is_gathered_and_nothing_of_it_is_scattered(frozen: int) 
         model = three_layers()
         model[frozen].requires_grad_(False)
         sharded = FullySharded(model)
+        wholes = [block.shards.whole.flat.untyped_storage() for block in sharded.blocks]
+        held = []
+
+        def look(layer: Any, inputs: Any, output: Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(lambda _: held.append(wholes[frozen].nbytes()))
+
+        model[0].register_forward_hook(look)  # backward comes there last
         sharded(SHARE[rank]).square().sum().backward()
-        held = sum(block.shards.whole.flat.untyped_storage().nbytes() for block in sharded.blocks)
-        return [parameter.grad for parameter in sharded.parameters()], held
+        held += [whole.nbytes() for whole in wholes]
+        return [parameter.grad for parameter in sharded.parameters()], sum(held)
 
     model = three_layers()
     model(SHARE.view(2, 4)).square().sum().backward()

@@ -417,7 +417,7 @@ def test_the_norm_of_the_gradient_counts_shares_everywhere_and_copies_once(case:
 
 
 def test_ranks_that_cannot_share_the_heads_are_told_how_many_could() -> None:
-    words = r"3 ranks cannot share heads=4 with kv_heads=4 .*works on one of \[1, 2, 4\] ranks"
+    words = r"3 ranks cannot share heads=4 with kv_heads=4, but one of \[1, 2, 4\] can"
     with pytest.raises(RankFailed, match=words):
         launch(lambda rank: parallelize(TinyGPT(GPTConfig())), 3, device="cpu")
 

@@ -99,12 +99,12 @@ class RowParallelLinear(nn.Module):
 
 
 def enter(x: Tensor, group: Group, sequence_parallel: bool) -> Tensor:
-    """f, of whichever kind."""
+    """f, with sequence parallelism or without."""
     return gather_sequence(x, group) if sequence_parallel else copy_to_ranks(x, group)
 
 
 def leave(x: Tensor, group: Group, sequence_parallel: bool) -> Tensor:
-    """g, of whichever kind."""
+    """g, with sequence parallelism or without."""
     return reduce_scatter_sequence(x, group) if sequence_parallel else sum_over_ranks(x, group)
 
 

@@ -3,8 +3,8 @@
     weight [5, 4], cut along dimension 0 for 2 ranks      rank 0: rows 0 1 2      rank 1: rows 3 4
     a norm's weight                                       rank 0: all of it       rank 1: the same
 
-Each module notes it of its own parameters. So shards can be gathered, whole tensors cut anew for other ranks, and sums
-over the model, such as the norm of its gradient, count on every rank what is cut, and once what is whole.
+Each parameter carries this as its `placement`. So shards can be gathered, whole tensors cut anew for other ranks, and
+sums over the model, such as the norm of its gradient, count on every rank what is cut, and once what is whole.
 """
 
 from __future__ import annotations
@@ -69,22 +69,10 @@ class Placement:
         return own.clone() if self.dim is None else gather(own, self.dim, self.length, group)
 
 
-_PLACEMENTS = "tensor_parallel_placements"  # the attribute of a module that says it of its own parameters
-
-
 def placements(model: nn.Module) -> dict[str, Placement]:
     """How each tensor of the model's state lies on the ranks, by name; a tied one is there under all of its names."""
-    noted = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, placement in getattr(module, _PLACEMENTS, {}).items():
-            noted[f"{prefix}.{name}".lstrip(".")] = placement
-    return {name: noted.get(name, Placement()) for name in model.state_dict()}
-
-
-def mark_partial(module: nn.Module) -> None:
-    """Note that a backward pass leaves partial sums of the module's own parameters' gradients, unless they are cut."""
-    partial = {name: Placement(is_partial=True) for name, _ in module.named_parameters(recurse=False)}
-    setattr(module, _PLACEMENTS, partial | getattr(module, _PLACEMENTS, {}))
+    tensors = model.state_dict(keep_vars=True)
+    return {name: getattr(tensor, "placement", Placement()) for name, tensor in tensors.items()}
 
 
 def shard_parameters(
@@ -102,10 +90,9 @@ def shard_parameters(
             module.register_parameter(name, None)
             continue
         placement = Placement(is_partial=is_partial) if dim is None else Placement(dim, parameter.shape[dim])
-        own = placement.shard(parameter.detach(), group).clone()
-        module.register_parameter(name, nn.Parameter(own, parameter.requires_grad))
-        getattr(module, name).is_cut = dim is not None  # other ranks hold something else
-        setattr(module, _PLACEMENTS, getattr(module, _PLACEMENTS, {}) | {name: placement})
+        own = nn.Parameter(placement.shard(parameter.detach(), group).clone(), parameter.requires_grad)
+        own.placement = placement  # type: ignore[attr-defined]
+        module.register_parameter(name, own)
 
 
 def sum_partial_gradients(model: nn.Module, group: Group = None) -> None:

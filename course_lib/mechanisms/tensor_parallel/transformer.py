@@ -23,7 +23,7 @@ from course_lib.mechanisms.tensor_parallel.linear import (
     enter,
     scatter_sequence,
 )
-from course_lib.mechanisms.tensor_parallel.placement import mark_partial
+from course_lib.mechanisms.tensor_parallel.placement import Placement
 from course_lib.mechanisms.tensor_parallel.vocab import VocabParallelEmbedding
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -94,7 +94,7 @@ _CUTS: dict[tuple[str, ...], Cut] = {
 
 
 def _to_be_cut(model: nn.Module) -> list[tuple[nn.Module, Cut]]:
-    """The modules with layers of the names that are cut, still whole, and the function that cuts each."""
+    """The modules with whole layers that are to be cut, and the function that cuts each."""
     found = []
     for module in model.modules():
         whole = {name for name, layer in module.named_children() if isinstance(layer, (nn.Linear, nn.Embedding))}
@@ -103,7 +103,7 @@ def _to_be_cut(model: nn.Module) -> list[tuple[nn.Module, Cut]]:
 
 
 def _tie(model: nn.Module, whole: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Make tied parameters one again, which were cut under each of their names."""
+    """Tie parameters again: each of their names has got a shard of its own."""
     first: dict[nn.Parameter, str] = {}
     for name, parameter in whole:
         parent, _, child = name.rpartition(".")
@@ -113,6 +113,7 @@ def _tie(model: nn.Module, whole: Iterable[tuple[str, nn.Parameter]]) -> None:
 def _mark_partial_gradients(model: nn.Module) -> None:
     """With sequence parallelism, whatever is not cut works on this rank's positions, except before they are split."""
     embeddings = [m for m in model.modules() if isinstance(getattr(m, "token", None), VocabParallelEmbedding)]
-    before_the_split = {module for embedding in embeddings for module in embedding.modules()}
-    for module in set(model.modules()) - before_the_split:
-        mark_partial(module)
+    before_the_split = {parameter for embedding in embeddings for parameter in embedding.parameters()}
+    for parameter in set(model.parameters()) - before_the_split:
+        if not hasattr(parameter, "placement"):
+            parameter.placement = Placement(is_partial=True)  # type: ignore[attr-defined]

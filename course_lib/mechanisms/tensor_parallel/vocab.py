@@ -19,6 +19,8 @@ from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.tensor_parallel.linear import gather_from_ranks, sum_over_ranks
 from course_lib.mechanisms.tensor_parallel.placement import shard_parameters, shard_range
 
+IGNORED = -100  # a target that is left out of the loss
+
 
 class VocabParallelEmbedding(nn.Module):
     """An embedding of which this rank has some tokens' rows: tokens [...] -> hidden states [..., hidden], on all ranks.
@@ -43,18 +45,16 @@ class VocabParallelEmbedding(nn.Module):
         return sum_over_ranks(F.embedding(row, self.weight) * is_mine.unsqueeze(-1), self.group)
 
 
-def vocab_parallel_cross_entropy(
-    logits: Tensor, targets: Tensor, vocab: int, group: Group = None, ignore_index: int = -100
-) -> Tensor:
+def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, vocab: int, group: Group = None) -> Tensor:
     """The mean cross-entropy, from each rank's share of the logits: what travels is three numbers per target.
 
-    logits: this rank's share [..., vocab / ranks].  targets: tokens [...], the same on all ranks; `ignore_index` is
+    logits: this rank's share [..., vocab / ranks].  targets: tokens [...], the same on all ranks; -100 is
     left out of the mean.  vocab: size of the whole vocabulary.
     Returns what F.cross_entropy does, on every rank; computed in float32 at least.
 
     Raises ValueError for targets that are not of this vocabulary.
     """
-    is_counted = targets != ignore_index
+    is_counted = targets != IGNORED
     guards.are_in_vocabulary("targets", targets[is_counted], vocab)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest = logits.detach().amax(-1)
