@@ -1,0 +1,116 @@
+"""Numbers of 8 and of 4 bits, emulated in float32: a few numbers share a scale, and what is multiplied is rounded.
+
+    format     digits after the 1   smallest   largest   in a block    its scale
+    MXFP8      3 bits (E4M3)        2^-9       448       32 numbers    a power of two, 8 bits (E8M0)
+    NVFP4      1 bit (E2M1)         0.5        6         16 numbers    an E4M3 number, times a float32 for the tensor
+
+    x      0.03   -0.41    0.09    1.70   ...      a block, whose largest number is 1.70
+    x / s  0.11   -1.45    0.32    6.00   ...      s = 1.70 / 6
+           0.00   -1.50    0.50    6.00   ...      rounded to E2M1: one of 0, 0.5, 1, 1.5, 2, 3, 4, 6
+
+Only the three matrix products of a linear layer get such numbers, and they add up in float32.
+
+Rouhani et al. 2023, "Microscaling Data Formats for Deep Learning", arXiv:2310.10537; NVIDIA 2025, "Pretraining Large
+Language Models with NVFP4", arXiv:2509.25149.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.model import TinyGPT, Transformer
+
+
+class Element(NamedTuple):
+    """A format of few bits. digits: bits after the leading one; lowest: the exponent from which on they are fewer."""
+
+    digits: int
+    lowest: int
+    largest: float
+
+
+E4M3, E2M1 = Element(3, -6, 448.0), Element(1, 0, 6.0)
+
+
+def rounded(numbers: Tensor, element: Element, stochastic: bool = False) -> Tensor:
+    """Each number rounded to the nearest of the format; stochastic: up or down, so that the mean is the number."""
+    exponent = (torch.frexp(numbers).exponent - 1).clamp(min=element.lowest)
+    step = torch.exp2(exponent - element.digits)
+    steps = numbers / step
+    steps = (steps + torch.rand_like(steps)).floor() if stochastic else steps.round()
+    return (steps * step).clamp(-element.largest, element.largest)
+
+
+def power_of_two(scales: Tensor) -> Tensor:
+    return torch.exp2(torch.log2(scales).ceil())
+
+
+def in_e4m3(scales: Tensor) -> Tensor:
+    of_tensor = scales.max() / E4M3.largest
+    return rounded(scales / of_tensor, E4M3).clamp(min=2.0**-9) * of_tensor
+
+
+class Quantizer(NamedTuple):
+    """How a tensor is rounded. block: how many numbers of a row share a scale; None: the whole tensor shares one."""
+
+    element: Element
+    block: int | None = None
+    scales: Callable[[Tensor], Tensor] = Tensor.float
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        blocks = tensor.reshape(-1, min(self.block, tensor.shape[-1]) if self.block else tensor.numel())
+        largest = blocks.abs().amax(1, keepdim=True).clamp(min=1e-30)
+        scales = self.scales(largest / self.element.largest)
+        return (rounded(blocks / scales, self.element) * scales).view(tensor.shape)
+
+
+FP8, FP8_BLOCKS, MXFP8 = Quantizer(E4M3), Quantizer(E4M3, 128), Quantizer(E4M3, 32, power_of_two)
+FP4, NVFP4 = Quantizer(E2M1), Quantizer(E2M1, 16, in_e4m3)
+
+
+class _Product(torch.autograd.Function):
+    """x @ weight.T, and its two gradients, of rounded numbers; blocks lie along the dimension that is summed over."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, low: Quantizer) -> Tensor:
+        ctx.low = low
+        ctx.save_for_backward(x, weight)
+        return low(x) @ low(weight).T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        (x, weight), low = ctx.saved_tensors, ctx.low
+        return low(gradient) @ low(weight.T).T, low(gradient.T) @ low(x.T).T, None
+
+
+def _linear(layer: nn.Linear, low: Quantizer, x: Tensor) -> Tensor:
+    return _Product.apply(x.flatten(0, -2), layer.weight, low).view(*x.shape[:-1], -1) + layer.bias
+
+
+def quantize(model: TinyGPT, low: Quantizer) -> TinyGPT:
+    """Let all linear layers between embedding and head, which stay in float32, multiply rounded numbers."""
+    for layer in model.blocks[1:-1].modules():
+        if isinstance(layer, nn.Linear):
+            layer.forward = partial(_linear, layer, low)  # type: ignore[method-assign]
+    return model
+
+
+@torch.no_grad()
+def grow_outlier(model: TinyGPT, factor: float = 100.0) -> TinyGPT:
+    """Make channel 0 behind each layer norm `factor` times as large, and what reads it as much smaller."""
+    for layer in model.blocks:
+        if isinstance(layer, Transformer):
+            attention, mlp = layer.attention, layer.mlp
+            for norm, readers in (
+                (layer.attention_norm, (attention.query, attention.key, attention.value)),
+                (layer.mlp_norm, (mlp.up,)),
+            ):
+                norm.weight[0] *= factor
+                for reader in readers:
+                    reader.weight[:, 0] /= factor
+    return model
