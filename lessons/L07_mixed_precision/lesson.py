@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Mixed precision
 #
-# **What you do:** train in 16 bits, watch it go wrong in three different ways, put each of them right, and go on to 8
-# bits and to 4.<br>
+# **What you do:** train in 16 bits, watch it go wrong in three different ways, put each of them right, and go on
+# to fewer bits.<br>
 # **Time:** 45 minutes. The last two cases can wait for another day.<br>
 # **You need:** [Data parallelism](02_data_parallelism.ipynb); for the last two cases
 # [Pipeline parallelism](05_pipeline_parallelism.ipynb).
@@ -158,7 +158,8 @@ for accumulate_in in (torch.bfloat16, torch.float32):
 # it are lost. Where it comes last, the ones have added up to 4, and 256 + 4 is 260. (The other two get to 260 by luck:
 # on their way they come to 259, which lies halfway between 258 and 260, and 260 is the even one.) In the second line
 # the numbers *travel* in 16 bits all the same, and are *added* in 32 bits by one rank, which rounds once. That costs
-# not a byte more. Here is its first half; the second sends each finished sum to all ranks:
+# not a byte more. Here is how they add up; then each finished sum goes
+# to all ranks:
 
 # %%
 import inspect
@@ -329,12 +330,12 @@ print("as far as float32:", abs(in_16 / in_32 - 1) < 0.1)
 #
 # ## 5. float16, and its narrow range
 #
-# GPUs older than the A100 have circuits for float16 alone. It has three digits, but everything below $2^{-25}$ is zero,
-# and the gradients of single activations are small numbers: a token's part in the loss is divided by the number of
-# tokens. How small, depends on *whose* tokens. In DistributedDataParallel each rank divides by its own, and the mean
-# over ranks is taken after the backward pass. torchtitan, which trains in bfloat16, divides before the backward
-# pass, by the tokens of the whole minibatch, `global_valid_tokens` in its `trainer.py`, as ranks may have different
-# numbers of them.
+# GPUs older than the A100 have circuits for float16 alone. It has more digits than bfloat16, but everything below
+# $2^{-25}$ is zero, and the gradients of single activations are small numbers: a token's part in the loss is divided by
+# the number of tokens. How small, depends on *whose* tokens. In DistributedDataParallel each rank divides by its own,
+# and the mean over ranks is taken after the backward pass. torchtitan, which trains in bfloat16, divides before the
+# backward pass, by the tokens of the whole minibatch, `global_valid_tokens` in its `trainer.py`, as ranks may have
+# different numbers of them.
 
 # %% tags=["build-only"]
 (_, targets), MICRO_BATCHES = next(data.minibatches(problems, 64)), 2**16
@@ -490,9 +491,9 @@ h100 = Cluster("H100-80GB").spec.peak
 #
 # ## 7. Eight bits, and four
 #
-# An H100 multiplies numbers of 8 bits {{h100["fp8"] / h100["fp16"]:in_words}} times as fast as numbers of 16, and the
-# newest GPUs are faster again with 4. There are few such numbers. **E4M3** has 4 bits for the size and 3 for the
-# digits, and ends at 448. **E2M1** has 4 bits in all:
+# An H100 multiplies numbers of 8 bits {{h100["fp8"] / h100["fp16"]:in_words}} times as fast as numbers of 16 bits, and
+# the newest GPUs are faster again with 4 bits. There are few such numbers. **E4M3** has 4 bits for the size and 3 bits
+# for the digits, and ends at {{torch.finfo(torch.float8_e4m3fn).max:.0f}}. **E2M1** has 4 bits in all:
 
 # %%
 from lessons.L07_mixed_precision.few_bits import E2M1, E4M3, FP4, FP8, FP8_BLOCKS, MXFP8, NVFP4, rounded
@@ -589,13 +590,13 @@ for lr in (1e-3, 1e-4, 1e-5):
 # a thousand models in MX formats, and saw sudden instabilities, above all in the larger ones. So look at what those who
 # trained large models have kept higher:
 #
-# - **DeepSeek-V3** (2024, section 3.3) multiplies E4M3, gradients included, with a scale for each 1 x 128 activations
-#   and each 128 x 128 weights. Embedding, head, norms, attention, and the choice of experts stay in 16 or 32 bits, and
-#   sums, master weights and gradients in 32.
+# - **DeepSeek-V3** (Liu et al. 2024, section 3.3) multiplies E4M3, gradients included, with a scale for each 1 x 128
+#   activations and each 128 x 128 weights. Embedding, head, norms, attention, and the choice of experts stay in 16 bits
+#   or 32 bits; sums, master weights and gradients in 32 bits.
 # - **NVIDIA's NVFP4** (2025; 12 billion parameters, 10 trillion tokens) multiplies E2M1, with a scale for each 1 x 16
 #   numbers, or 16 x 16 weights. About 16% of the linear layers stay in bfloat16, most of them the last ones; so do
 #   embedding, head, norms and attention. Master weights, the optimizer, and sums of gradients are in 32 bits.
-# - **Transformer Engine** (2026), the library for it, has a recipe for each: `Float8CurrentScaling` with a scale for
+# - **Transformer Engine**, the library for it, has a recipe for each in 2026: `Float8CurrentScaling` with a scale for
 #   each tensor, `Float8BlockScaling` for DeepSeek's blocks, `MXFP8BlockScaling`, and `NVFP4BlockScaling`.
 #
 # 4 bits take two more tricks in NVIDIA's run. Gradients are rounded **stochastically**, up or down at random, so that
@@ -643,7 +644,7 @@ print("logits {}, weights {}, gradients {}".format(*launch(sharded, world_size=2
 
 # %% [markdown]
 # Without sharding there is `torch.autocast`, which computes in 16 bits what is safe there, while the model keeps its
-# weights in 32; and for float16 `torch.amp.GradScaler`, the dynamic loss scale:
+# weights in 32 bits; and for float16 `torch.amp.GradScaler`, the dynamic loss scale:
 #
 # ```python
 # with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -669,8 +670,8 @@ print("logits {}, weights {}, gradients {}".format(*launch(sharded, world_size=2
 #   32-bit sums, master weights and loss scaling put them right.
 # - bfloat16 has the range of float32 and needs no loss scaling. float16 has more digits, and whether it needs scaling
 #   depends on the model and on what its loss is divided by.
-# - With 8 bits each tensor or block has a scale of its own, and with 4 each block. What adds up stays in 32 bits, and
-#   the first and last layers stay in 16.
+# - With 8 bits each tensor or block has a scale of its own, and with 4 bits each block. What adds up stays in 32 bits,
+#   and embedding and head in 16 bits.
 #
 # ### When it stops being true
 #
@@ -685,7 +686,7 @@ print("logits {}, weights {}, gradients {}".format(*launch(sharded, world_size=2
 # - Rajbhandari et al. 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC20: the 16 bytes
 #   for each weight, and how to shard them.
 # - Sun et al. 2024, *Massive Activations in Large Language Models*, arXiv:2402.17762.
-# - DeepSeek-AI 2024, *DeepSeek-V3 Technical Report*, arXiv:2412.19437; NVIDIA 2025, *Pretraining Large Language Models
+# - Liu et al. 2024, *DeepSeek-V3 Technical Report*, arXiv:2412.19437; NVIDIA 2025, *Pretraining Large Language Models
 #   with NVFP4*, arXiv:2509.25149; [Transformer
 #   Engine](https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/common.html), its recipes.
 # - What goes wrong below 16 bits: Fishman et al. 2025, *Scaling FP8 Training to Trillion-Token LLMs*, ICLR,

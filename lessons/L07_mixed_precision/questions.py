@@ -130,14 +130,14 @@ def _count_bytes() -> Outcome:
 
 
 def _overflow(what: str) -> Outcome:
-    start, whole = flat(TinyGPT(SMALL, dtype=torch.float16).parameters()), launch(_train_quarters, 1).results[0]
-    weights = launch(_train_quarters, 4, (what,)).results[0]
+    start, whole = flat(TinyGPT(SMALL, dtype=torch.float16).parameters()), launch(_train_shares, 1).results[0]
+    weights = launch(_train_shares, 4, (what,)).results[0]
     broken = not weights.isfinite().all()
     right = ((weights - whole).norm() < 0.1 * (whole - start).norm()).item()
     return Outcome(right, found={"right": right, "broken": broken}, shown=right is (what == "together"))
 
 
-def _train_quarters(rank: int, what: str = "together") -> Tensor:
+def _train_shares(rank: int, what: str = "together") -> Tensor:
     """Train with averaged gradients for four steps; each rank updates a chunk of the masters and all gather them.
 
     In the third step the last number of the mean gradient overflows, in the chunk of the last rank.

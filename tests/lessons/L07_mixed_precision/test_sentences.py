@@ -21,6 +21,7 @@ from lessons.L07_mixed_precision.explorer import (
     OngoingTraining,
     first_gradients,
 )
+from lessons.L07_mixed_precision.few_bits import grow_outlier
 from lessons.L07_mixed_precision.runs import share_moved
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
@@ -76,6 +77,12 @@ def gained(
     curves = [explored(*setting, lr, divisor).losses for setting in settings]
     here, in_32_bits = (curve[0] - loss_at_end(curve) for curve in curves)
     return here / in_32_bits
+
+
+def an_outlier_changes_no_output() -> bool:
+    tokens = torch.arange(8)[None]
+    outputs = [grow_outlier(TinyGPT(SMALL), factor)(tokens) for factor in (1.0, 100.0)]
+    return torch.allclose(*outputs, atol=1e-5)
 
 
 # PyTorch's own
@@ -166,6 +173,8 @@ PROOFS: Proofs = {
     "At 0.003 it is as good as float32, and at 0.00001 it hardly learns.": lambda: (
         abs(gained("bfloat16", 1.0, False, 3e-3) - 1) < 0.05 and gained("bfloat16", 1.0, False, 1e-5) < 0.1
     ),
+    "so it gets a channel a hundred times as large as the others, whose readers have weights a hundred times smaller: "
+    "the same function.": an_outlier_changes_no_output,
     # PyTorch's own.
     "Autocast rounds a weight when a pass first needs it, and keeps the copy until the `with` ends.": (
         a_weight_is_rounded_once_in_a_context
