@@ -123,11 +123,11 @@ def one_thread() -> Iterator[None]:
 
 
 @cache
-def first_gradients(divisor: int = MICRO_BATCHES) -> dict[int, float]:
-    """A histogram of the first step's gradients, in float32 and without a loss scale, from `exponents`."""
+def first_gradients() -> dict[int, float]:
+    """A histogram of the first step's gradients, in float32, of the mean over its own tokens, from `exponents`."""
     model = TinyGPT(SMALL)
     inputs, targets = next(data.minibatches(data.train_test_split()[0], SAMPLES))
-    divided_loss(divisor, model(inputs), targets).backward()
+    data.answer_loss(model(inputs), targets).backward()
     return exponents(gradients_of(model))
 
 
@@ -145,7 +145,7 @@ def look(setting: MixedPrecisionSetting, in_32_bits: OngoingTraining) -> Iterato
         in_32_bits.go_on()
         left = max(training.pieces_left, in_32_bits.pieces_left)
         curves = {"float32": in_32_bits.losses, f"{setting.format}, as set": training.losses}
-        sizes = scaled(first_gradients(setting.divisor), training.scale)
+        sizes = scaled(first_gradients(), training.scale / setting.divisor)
         yield View(
             describe(setting, training, in_32_bits),
             number_range(sizes, Format.of(setting.dtype), HALF, "How large are the gradients?"),
@@ -156,7 +156,7 @@ def look(setting: MixedPrecisionSetting, in_32_bits: OngoingTraining) -> Iterato
 
 def describe(setting: MixedPrecisionSetting, training: OngoingTraining, in_32_bits: OngoingTraining) -> str:
     """Say what the format does to the gradients, and how far the training has come beside float32."""
-    shares = lost(scaled(first_gradients(setting.divisor), training.scale), Format.of(setting.dtype))
+    shares = lost(scaled(first_gradients(), training.scale / setting.divisor), Format.of(setting.dtype))
     scale = "no loss scale" if setting.scale == 1 else f"a loss scale of {power(round(math.log2(training.scale)))}"
     text = (
         f"{setting.format} with {scale}{', for now' * (setting.scale is None)}: of the finished gradient "

@@ -8,7 +8,7 @@
     x / s  0.11   -1.45    0.32    6.00   ...      s = 1.70 / 6
            0.00   -1.50    0.50    6.00   ...      rounded to E2M1: one of 0, 0.5, 1, 1.5, 2, 3, 4, 6
 
-Only the three matrix products of a linear layer get such numbers, and they add up in float32.
+The lesson's page multiplies such numbers in the three matrix products of a linear layer, which add up in float32.
 
 Rouhani et al. 2023, "Microscaling Data Formats for Deep Learning", arXiv:2310.10537; NVIDIA 2025, "Pretraining Large
 Language Models with NVFP4", arXiv:2509.25149.
@@ -17,13 +17,10 @@ Language Models with NVFP4", arXiv:2509.25149.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-
-from course_lib.model import TinyGPT, Transformer
+from torch import Tensor
 
 
 class Element(NamedTuple):
@@ -46,10 +43,6 @@ def rounded(numbers: Tensor, element: Element, stochastic: bool = False) -> Tens
     return (steps * step).clamp(-element.largest, element.largest)
 
 
-def power_of_two(scales: Tensor) -> Tensor:
-    return torch.exp2(torch.log2(scales).ceil())
-
-
 def in_e4m3(scales: Tensor) -> Tensor:
     of_tensor = scales.max() / E4M3.largest
     return rounded(scales / of_tensor, E4M3).clamp(min=2.0**-9) * of_tensor
@@ -69,48 +62,6 @@ class Quantizer(NamedTuple):
         return (rounded(blocks / scales, self.element) * scales).view(tensor.shape)
 
 
-FP8, FP8_BLOCKS, MXFP8 = Quantizer(E4M3), Quantizer(E4M3, 128), Quantizer(E4M3, 32, power_of_two)
+FP8, FP8_BLOCKS = Quantizer(E4M3), Quantizer(E4M3, 128)
+MXFP8 = Quantizer(E4M3, 32, lambda scales: scales.log2().ceil().exp2())
 FP4, NVFP4 = Quantizer(E2M1), Quantizer(E2M1, 16, in_e4m3)
-
-
-class _Product(torch.autograd.Function):
-    """x @ weight.T, and its two gradients, of rounded numbers; blocks lie along the dimension that is summed over."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, low: Quantizer) -> Tensor:
-        ctx.low = low
-        ctx.save_for_backward(x, weight)
-        return low(x) @ low(weight).T
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        (x, weight), low = ctx.saved_tensors, ctx.low
-        return low(gradient) @ low(weight.T).T, low(gradient.T) @ low(x.T).T, None
-
-
-def _linear(layer: nn.Linear, low: Quantizer, x: Tensor) -> Tensor:
-    return _Product.apply(x.flatten(0, -2), layer.weight, low).view(*x.shape[:-1], -1) + layer.bias
-
-
-def quantize(model: TinyGPT, low: Quantizer) -> TinyGPT:
-    """Let all linear layers between embedding and head, which stay in float32, multiply rounded numbers."""
-    for layer in model.blocks[1:-1].modules():
-        if isinstance(layer, nn.Linear):
-            layer.forward = partial(_linear, layer, low)  # type: ignore[method-assign]
-    return model
-
-
-@torch.no_grad()
-def grow_outlier(model: TinyGPT, factor: float = 100.0) -> TinyGPT:
-    """Make channel 0 behind each layer norm `factor` times as large, and what reads it as much smaller."""
-    for layer in model.blocks:
-        if isinstance(layer, Transformer):
-            attention, mlp = layer.attention, layer.mlp
-            for norm, readers in (
-                (layer.attention_norm, (attention.query, attention.key, attention.value)),
-                (layer.mlp_norm, (mlp.up,)),
-            ):
-                norm.weight[0] *= factor
-                for reader in readers:
-                    reader.weight[:, 0] /= factor
-    return model

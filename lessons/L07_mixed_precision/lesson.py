@@ -543,11 +543,38 @@ for name, low in formats.items():
 # master weights stay in float32. *Predict:* which follow float32?
 
 # %%
-from lessons.L07_mixed_precision.few_bits import grow_outlier, quantize
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, low):
+        ctx.low = low
+        ctx.save_for_backward(x, weight)
+        return low(x) @ low(weight).T
 
+    @staticmethod
+    def backward(ctx, gradient):  # blocks lie along the dimension that is summed over, hence the .T
+        (x, weight), low = ctx.saved_tensors, ctx.low
+        return low(gradient) @ low(weight.T).T, low(gradient.T) @ low(x.T).T, None
+
+def linear(layer, low, x):
+    return Product.apply(x.flatten(0, -2), layer.weight, low).view(*x.shape[:-1], -1) + layer.bias
+
+def quantize(model, low):
+    for layer in model.blocks[1:-1].modules():  # between embedding and head
+        if isinstance(layer, torch.nn.Linear):
+            layer.forward = partial(linear, layer, low)
+
+# %%
+@torch.no_grad()
+def grow_outlier(model, factor=100):
+    for layer in model.blocks[1:-1]:
+        layer.attention_norm.weight[0] *= factor
+        layer.mlp_norm.weight[0] *= factor
+        for reader in (layer.attention.query, layer.attention.key, layer.attention.value, layer.mlp.up):
+            reader.weight[:, 0] /= factor
 
 def losses_with(low, steps=100):
-    model = grow_outlier(TinyGPT(small))
+    model = TinyGPT(small)
+    grow_outlier(model)
     if low:
         quantize(model, low)
     return training(model, torch.optim.AdamW(model.parameters(), lr=3e-3), steps)

@@ -107,12 +107,9 @@ def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[Round
     model = TinyGPT(SMALL, dtype=dtype)
     optimizer: Any = keeps(model.parameters(), torch.optim.AdamW)
     inputs, targets = data.examples([(37, 48)])
-    for micro_batch in range(3):  # the first step makes AdamW's state
+    for then in ("step", "accumulate", "nothing"):  # the first step makes AdamW's state
         data.answer_loss(model(inputs).float(), targets).backward()
-        if micro_batch == 0:
-            optimizer.step()
-        if micro_batch == 1 and keeps is MasterWeights:
-            optimizer.accumulate()
+        getattr(optimizer, then, lambda: None)()
     weights = list(model.parameters())
     masters = [weight for weight in optimizer.master_parameters if weight not in set(weights)]
     sums = [master.grad for master in masters]

@@ -19,8 +19,9 @@ from course_lib.figures import loss_at_end
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import Cluster, Plan, memory
-from lessons.L07_mixed_precision.few_bits import FP4, FP8, MXFP8, NVFP4, Quantizer, grow_outlier, quantize
+from lessons.L07_mixed_precision.few_bits import FP4, FP8, MXFP8, NVFP4, Quantizer
 from lessons.L07_mixed_precision.runs import running_sum, share_moved
+from tests.lessons.L07_mixed_precision.page import page
 
 DEEPER = GPTConfig(layers=2, hidden=48, heads=3)  # the page has one layer, and 32 hidden
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -55,9 +56,10 @@ def divided(divisor: int, logits: torch.Tensor, targets: torch.Tensor) -> torch.
 @cache
 def end(low: Quantizer | None, factor: float = 50.0) -> float:
     """The loss after 40 steps with products of few bits, and an outlier."""
-    model = grow_outlier(TinyGPT(DEEPER, SEED), factor)
+    model = TinyGPT(DEEPER, SEED)
+    page().grow_outlier(model, factor)
     if low:
-        quantize(model, low)
+        page().quantize(model, low)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     return loss_at_end(train(model, minibatches(40), data.answer_loss, optimizer))
 
