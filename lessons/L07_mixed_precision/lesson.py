@@ -498,8 +498,9 @@ h100 = Cluster("H100-80GB").spec.peak
 # %%
 from lessons.L07_mixed_precision.few_bits import E2M1, E4M3, FP4, FP8, FP8_BLOCKS, MXFP8, NVFP4, rounded
 
-print("all of E2M1 above zero:", rounded(torch.arange(0, 8, 0.01), E2M1).unique().tolist())
-print("E4M3 is PyTorch's:     ", torch.equal(rounded(exact[0], E4M3), exact[0].to(torch.float8_e4m3fn).float()))
+numbers = 10 * torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+print("all of E2M1, and the same below zero:", rounded(numbers, E2M1).abs().unique().tolist())
+print("E4M3 is PyTorch's:", torch.equal(rounded(numbers, E4M3), numbers.to(torch.float8_e4m3fn).float()))
 
 # %% [markdown]
 # No CPU multiplies such numbers, so we emulate them: each number is rounded to the format, and kept in float32. (The
@@ -626,10 +627,17 @@ for lr in (1e-3, 1e-4, 1e-5):
 # - **Transformer Engine**, the library for it, has a recipe for each in 2026: `Float8CurrentScaling` with a scale for
 #   each tensor, `Float8BlockScaling` for DeepSeek's blocks, `MXFP8BlockScaling`, and `NVFP4BlockScaling`.
 #
-# 4 bits take two more tricks in NVIDIA's run. Gradients are rounded **stochastically**, up or down at random, so that
-# their mean is right. And before the product for the weights' gradient, groups of 16 numbers are mixed by a **random
-# Hadamard transform**, which spreads an outlier over its group and cancels out in the product. With all that, it ended
-# as well as the same training in FP8.
+# 4 bits take two more tricks in NVIDIA's run. Before the product for the weights' gradient, groups of 16 numbers are
+# mixed by a **random Hadamard transform**, which spreads an outlier over its group and cancels out in the product. And
+# gradients are rounded **stochastically**, up or down at random. *Predict:* what is the mean of many numbers of 0.2,
+# rounded to E2M1 in both ways?
+
+# %%
+many = torch.full((100_000,), 0.2)
+print(f"nearest: {rounded(many, E2M1).mean():.1f}, stochastic: {rounded(many, E2M1, stochastic=True).mean():.1f}")
+
+# %% [markdown]
+# With all that, the model of 12 billion parameters ended as well as the same one trained in FP8.
 #
 # ## 8. Three cases
 #

@@ -57,6 +57,7 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "16 x 16 weights. About 16% of the linear layers stay in bfloat16": NVFP4,
         "has a recipe for each in 2026": "documentation of transformer_engine.common.recipe, release 2.15",
         "groups of 16 numbers are mixed by a **random Hadamard transform**": NVFP4,
+        "With all that, the model of 12 billion parameters ended as well as the same one trained in FP8.": NVFP4,
     },
     "planning": {
         "So half-way through we ask whether you should believe it.": "half of the page",
