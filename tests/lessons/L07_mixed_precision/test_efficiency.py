@@ -19,7 +19,7 @@ def test_mixed_precision_halves_activations_and_messages_and_no_states() -> None
     assert round(mixed.states) == 2 + 4 + 4 + 8  # its gradients are in 32 bits when the optimizer needs them
 
 
-def test_small_addends_are_lost_in_a_sum_of_16_bits() -> None:
+def test_small_terms_are_lost_in_a_sum_of_16_bits() -> None:
     errors = [added_up(torch.bfloat16, micro_batches) for micro_batches in (1, 8, 64)]
     assert errors[0] == 0
     assert errors[0] < errors[1] < errors[2]
