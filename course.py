@@ -143,20 +143,20 @@ def test(arguments: argparse.Namespace) -> int:
     """Run every check, or only the steps you name, and sum up what passed and what failed."""
     steps = only("step", test_steps(), arguments.names)
     prepare("authors")
-    os.environ["COURSE_STATE"] = str(STATE / "tests")  # what is solved there, nobody has solved
-    return in_turn(steps, beside={"mypy": "tests", "faults": "tests"})  # after a fault, ranks mostly wait
+    os.environ["COURSE_STATE"] = str(STATE / "tests")  # not solved by the student
+    return in_turn(steps, beside={"mypy": "tests", "faults": "tests"})  # these ranks mostly wait
 
 
 def test_steps() -> dict[str, list[str]]:
     cores = os.cpu_count() or 1
-    # The order is that of tests/conftest.py, what takes long first, and not by the number of tests in a file.
+    # In the order of tests/conftest.py, long tests first, not by the number of tests in a file.
     in_files = ["--dist", "loadfile", "--no-loadscope-reorder"]
     few, many = (["-n", str(n), *in_files] for n in (min(4, cores), min(4, cores + 1)))
     notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
     nbval = ["-p", "tests.notebooks.filled", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
     sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
     elsewhere = ("tests/faults", "tests/browser", "tests/notebooks", "tests/exercises")
-    # Whoever reads notebooks first imports for seconds, nbval too: only the steps that do so pay for it.
+    # Importing the readers of notebooks, nbval too, takes seconds: only the steps that need them pay for it.
     others = ["-p", "no:nbval", *(f"--ignore={folder}" for folder in elsewhere)]
     return {
         "ruff": ["-m", "ruff", "check", "."],
@@ -173,7 +173,7 @@ def test_steps() -> dict[str, list[str]]:
 
 def progress(arguments: argparse.Namespace) -> int:
     """Show which questions you have answered and which exercises you have solved, and how it went."""
-    # It needs nothing but the standard library either, so it also works before .venv is made.
+    # It needs only the standard library, so it works before .venv is made.
     os.environ.setdefault("COURSE_STATE", str(STATE))
     importlib.import_module("lessons")  # it says where its rooms are
     answers = importlib.import_module("course_lib.classroom.progress")
@@ -233,7 +233,7 @@ COMMANDS = {
 }
 
 
-# Which page, and the student's own copy of it
+# The page, and the student's own copy of it
 
 
 def chosen(kind: str, pages: Iterable[Path], names: list[str]) -> Path:
@@ -250,7 +250,7 @@ def chosen(kind: str, pages: Iterable[Path], names: list[str]) -> Path:
 
 
 def own_copy(exercise: Path) -> Path:
-    """The student's copy of an exercise, in work/, which git ignores. Whatever stands there stays."""
+    """The student's copy of an exercise, in work/, which git ignores. An existing copy is kept."""
     copy = ROOT / "work" / exercise.relative_to(ROOT / "exercises")
     if copy.exists():
         print(f"Going on with {copy.relative_to(ROOT)}. To begin anew, rename it and run the same command again.")
@@ -265,14 +265,14 @@ def own_copy(exercise: Path) -> Path:
 
 
 def only(kind: str, known: dict[str, list[str]], names: list[str]) -> dict[str, list[str]]:
-    """Those that are named, or else all."""
+    """The steps with these names, or all if there are none."""
     if unknown := [name for name in names if name not in known]:
         stop(f"There is no {kind} {unknown[0]!r}; choose from {', '.join(known)}.")
     return {name: words for name, words in known.items() if name in (names or known)}
 
 
 def in_turn(steps: dict[str, list[str]], beside: dict[str, str] | None = None) -> int:
-    """Run every step whatever the others do; print a summary. 1 if any failed, else 0.
+    """Run all steps, even after a failure; print a summary. Returns 1 if any failed, else 0.
 
     beside: steps that run at the same time as another, which they name, if that one is run at all.
     """
@@ -301,9 +301,9 @@ def in_turn(steps: dict[str, list[str]], beside: dict[str, str] | None = None) -
 
 @contextlib.contextmanager
 def meanwhile(*words: str) -> Iterator[Callable[[], int]]:
-    """Run .venv's Python with these words beside what is inside, and end it with that, however that ends.
+    """Run .venv's Python with these words during the block, and end it with the block, however that ends.
 
-    What it yields waits for it, shows all that it said, and returns its exit code.
+    The yielded function waits for it, shows its output, and returns its exit code.
     """
     with tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace") as said:
         command = [str(PYTHON), *words]
@@ -330,7 +330,7 @@ def run(*words: str) -> int:
     def terminate(*_: Any) -> None:
         nonlocal interrupted
         interrupted = True
-        if process:  # else it is just being started, and told below
+        if process:  # otherwise it is just being started, and interrupted below
             process.terminate()
             raise KeyboardInterrupt
 
@@ -350,11 +350,11 @@ def run(*words: str) -> int:
 
 
 def prepare(*extras: str) -> None:
-    """Make .venv, or bring it up to date with requirements.lock, or find that it is.
+    """Make .venv, or bring it up to date with requirements.lock, unless it is.
 
-    extras: of pyproject.toml, beside those that are there. Lessons and exercises need none of them.
+    extras: of pyproject.toml, beside those installed already. Lessons and exercises need none of them.
 
-    Half-made, moved, or of another Python: made anew. Other versions, or another course: put right in place.
+    An incomplete or moved .venv, or one of another Python, is made again; other versions are repaired in place.
     """
     with alone():
         left: dict[str, Any] = {}
@@ -371,7 +371,7 @@ def prepare(*extras: str) -> None:
 
 
 def state(extras: list[str]) -> dict[str, Any]:
-    """What .venv depends on. It is whole while this is what it was when the last installation ended."""
+    """The state that .venv depends on. It is complete if this has not changed since the last installation."""
     files = [LOCK, ROOT / "pyproject.toml", *sorted(SETTINGS.glob("**/*.*"))]
     packages = [path.name for lib in ("lib/python*", "Lib") for path in VENV.glob(f"{lib}/site-packages/*.dist-info")]
     return {
@@ -383,7 +383,7 @@ def state(extras: list[str]) -> dict[str, Any]:
 
 
 def make() -> None:
-    """Make an empty .venv in place of whatever is there."""
+    """Make an empty .venv in place of any other one."""
     if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
         stop(
             "This Python cannot make virtual environments. On Debian and Ubuntu: sudo apt install "
@@ -397,7 +397,7 @@ def make() -> None:
 def install(extras: list[str]) -> None:
     """Install this project, in place, with these extras of pyproject.toml, all in the versions of requirements.lock."""
     print("Installing what requirements.lock names. The first time, this takes some minutes.", flush=True)
-    # Python compiles what is imported when it is imported, a fifth of what there is: the first start comes sooner.
+    # Python compiles modules on import, a fifth of all: the first start comes sooner.
     pip = [str(PYTHON), "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
     torch = re.search(r"^torch==\S+", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
     if torch and prefers_cpu_wheels():
@@ -410,7 +410,7 @@ def install(extras: list[str]) -> None:
 
 
 def prefers_cpu_wheels() -> bool:
-    """Linux without a GPU, where plain torch brings gigabytes of CUDA, unless pip was told where to look."""
+    """Whether this is Linux without a GPU, where plain torch brings gigabytes of CUDA, and pip has no other index."""
     if platform.system() != "Linux" or shutil.which("nvidia-smi") or Path("/proc/driver/nvidia").exists():
         return False
     command = [str(PYTHON), "-m", "pip", "config", "list"]
@@ -425,7 +425,7 @@ def carry_out(*command: str) -> None:
 
 
 def attempt(*command: str) -> str | None:
-    """Run a command, naming its large downloads. Returns None, or in a sentence why it failed."""
+    """Run a command, naming its large downloads. Returns None, or a sentence about its failure."""
     log = ""
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
     # It shares the lock of alone(), so that, if course.py is killed, the next one waits until this too has ended.
@@ -474,7 +474,7 @@ def environment() -> dict[str, str]:
 
 
 def unsupported(version: tuple[int, ...]) -> str | None:
-    """Why this Python will not do, and what will."""
+    """A sentence about a Python that is not supported, and those that are; None for a supported one."""
     if OLDEST <= version <= NEWEST:
         return None
     wanted = [f"3.{minor}" for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]

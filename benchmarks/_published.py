@@ -162,7 +162,7 @@ def left_out() -> list[Comparison]:
 
 @cache
 def seen() -> list[Comparison]:
-    """Every step with the constants by the catalogue's rule."""
+    """Every step, with the constants by the catalogue's rule."""
     return list(_from_chips(leaving_out=False))
 
 

@@ -1,6 +1,6 @@
 """Step time and memory of mixed precision on a GPU: ours, torch.amp, and float32; same model, same data, one run.
 
-All take turns, step by step, so that other load on the machine hits them all.
+They take turns, step by step, so that other load on the machine hits all of them.
 """
 
 from __future__ import annotations

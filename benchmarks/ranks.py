@@ -272,7 +272,7 @@ def line(name: str, value: float, limit: float, unit: str, at_least: bool = Fals
 
 
 def main() -> None:
-    """Print how each launcher does, and how this one stands against its targets."""
+    """Print the figures of each launcher, and this one beside its targets."""
     turns = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     cores, load = os.cpu_count(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     print(f"{cores} cores, load {load:.1f} before the first measurement, medians of at least {turns}\n")

@@ -100,7 +100,7 @@ def answer_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def complete(model: nn.Module, problems: Sequence[Problem]) -> list[str]:
-    """The text of each problem with the answer the model writes, always taking the likeliest character."""
+    """The text of each problem with the answer of the model, which always takes the likeliest character."""
     device = next(model.parameters()).device
     tokens = _encode_all((solution(problem)[:PROMPT] for problem in problems), PROMPT).to(device)
     for _ in range(ANSWER):
@@ -110,6 +110,6 @@ def complete(model: nn.Module, problems: Sequence[Problem]) -> list[str]:
 
 
 def share_right(model: nn.Module, problems: Sequence[Problem]) -> float:
-    """The share of problems, 0 to 1, whose every answer digit the model gets right."""
+    """The share of problems, 0 to 1, whose whole answer the model gets right."""
     texts = complete(model, problems)
     return sum(text == solution(problem) for text, problem in zip(texts, problems, strict=True)) / len(problems)

@@ -1,4 +1,4 @@
-"""The modules that every worker process finds imported: the fork server does it once, in memory that all share.
+"""The modules that the fork server imports once for all worker processes, in memory that they share.
 
 A package whose functions run on ranks names the modules they use, and its folder. Code in that folder is a library's,
 not a student's: it is not imported anew for each run, and no error points to its lines. `ranks`, which starts the

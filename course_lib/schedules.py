@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: which rank computes what, in which order.
+"""Pipeline schedules as data: the actions of each rank, in order.
 
 A model is cut into stages, a minibatch into micro-batches. A schedule is one list of actions for each rank, and
 nothing else; the same list is checked, simulated, drawn, asked about and executed.
@@ -36,7 +36,7 @@ OPS = ("F", "B", "I", "W")
 
 
 class Action(NamedTuple):
-    """One thing to compute: `op`, one of OPS, of a stage for a micro-batch; both count from 0."""
+    """One computation: `op`, one of OPS, of a stage for a micro-batch; both count from 0."""
 
     op: str
     stage: int
@@ -66,7 +66,7 @@ class Schedule:
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
-        """The rank that holds each stage: the first one that does anything for it."""
+        """The rank that holds each stage: the first rank with an action of it."""
         last_first = reversed(list(enumerate(self.actions)))  # so that the first one stays
         return {action.stage: rank for rank, row in last_first for action in row}
 
@@ -85,11 +85,11 @@ class ScheduleError(ValueError):
 def validate(schedule: Schedule) -> None:
     """Accept exactly the schedules that can run: each gradient computed once, and no rank left waiting forever.
 
-    Sends count as free: an action's result is there as soon as it was computed, whether or not anybody asks for it.
+    Sends count as free: an action's result is available as soon as it is computed.
 
     Raises ScheduleError, which names rank, action and the missing input.
     """
-    schedule = Schedule(schedule.actions)  # whose numbers count anew: somebody may have changed a list
+    schedule = Schedule(schedule.actions)  # checked again each time: somebody may have changed a list
     _check_actions(schedule)
     _check_completeness(schedule)
     for _ in in_order(schedule):
@@ -97,11 +97,11 @@ def validate(schedule: Schedule) -> None:
 
 
 def in_order(schedule: Schedule) -> Iterator[tuple[int, Action]]:
-    """All actions with their ranks, each after everything it needs and after what comes before it on its rank.
+    """All actions with their ranks, each after its inputs and after the actions before it on its rank.
 
     Ranks take turns, one action each, so this is also the order in time if every action takes equally long.
 
-    Raises ScheduleError where no rank can go on.
+    Raises ScheduleError if no rank can go on.
     """
     done: set[Action] = set()
     position = [0] * schedule.n_ranks
@@ -185,7 +185,7 @@ def _check_completeness(schedule: Schedule) -> None:
 
 
 def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Action]) -> ScheduleError:
-    """Name a rank that waits for itself if there is one, else the first of those that wait for each other."""
+    """The error of a rank that waits for itself, or else of the first of the ranks that wait for each other."""
     inputs = ((rank, action, missing_input(schedule, action, done)) for rank, action in waiting)
     missing = [(rank, action, lacking, schedule.rank_of[lacking.stage]) for rank, action, lacking in inputs if lacking]
     rank, action, lacking, holder = next((one for one in missing if one[0] == one[-1]), missing[0])
@@ -205,7 +205,7 @@ def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Acti
 def peak_in_flight(schedule: Schedule) -> list[int]:
     """The most micro-batches whose activations each rank holds at once, counted once for each of its stages.
 
-    Activations are held from F to B, or to W where the backward is split, as W still needs them.
+    Activations are held from F to B, or to W if the backward is split, since W still needs them.
     """
     more = {"F": 1, "B": -1, "I": 0, "W": -1}
     return [max(accumulate((more[action.op] for action in row), initial=0)) for row in schedule.actions]
@@ -214,7 +214,7 @@ def peak_in_flight(schedule: Schedule) -> list[int]:
 def as_text(schedule: Schedule) -> str:
     """One line for each rank, one column for each unit of time, if every action took one.
 
-    A stage is written behind the micro-batch where a rank holds several: F2.5 is micro-batch 2 on stage 5.
+    A stage is written behind the micro-batch if a rank holds several: F2.5 is micro-batch 2 on stage 5.
 
     Raises ScheduleError if the schedule cannot run.
     """
@@ -236,7 +236,7 @@ def as_text(schedule: Schedule) -> str:
 
 
 class RankSchedule(NamedTuple):
-    """The part of a schedule that one rank needs to know.
+    """The part of a schedule for one rank.
 
     A message is named after the action that needs it: Action("F", s, k) are the inputs of stage s for micro-batch k,
     Action("B", s, k) the gradients of its outputs.
@@ -250,15 +250,15 @@ class RankSchedule(NamedTuple):
     n_micro_batches: int
     arriving: dict[int, list[Action]]  # messages from each other rank, in the order in which it sends them
     fetching: list[Action]  # the same messages, in the order in which this rank needs them
-    used: dict[Action, list[Action]]  # which of this rank's own messages a peer must have used before it sent this one
+    used: dict[Action, list[Action]]  # the messages of this rank that a peer must have used before it sent this one
 
 
 def rank_schedule(schedule: Schedule, rank: int) -> RankSchedule:
-    """Check a schedule, and find out who sends what to this rank."""
+    """Check a schedule, and find the messages to this rank."""
     return _rank_schedule(tuple(map(tuple, schedule.actions)), rank)
 
 
-@lru_cache(maxsize=64)  # a training run asks for the same again and again
+@lru_cache(maxsize=64)  # a training asks for the same again and again
 def _rank_schedule(actions: tuple[tuple[Action, ...], ...], rank: int) -> RankSchedule:
     schedule = Schedule([list(row) for row in actions])
     validate(schedule)
@@ -297,8 +297,8 @@ def _used_before(schedule: Schedule, rank: int, peer: int) -> Iterator[tuple[Act
 # Building
 #
 # A builder writes down each rank's steps, and `_numbered` gives them their micro-batches: the first F of a stage is for
-# micro-batch 0, the next for 1. What begins with more micro-batches than there are is built for enough of them and
-# loses the others afterward; no micro-batch waits for another, so what is left still runs.
+# micro-batch 0, the next for 1. A schedule that begins with more micro-batches than there are is built for enough of
+# them and loses the others afterward; no micro-batch waits for another, so the rest still runs.
 
 Step = tuple[str, int]  # op and stage
 
@@ -363,7 +363,7 @@ def zb_h2(n_stages: int, n_micro_batches: int) -> Schedule:
 
 
 def _zero_bubble(p: int, n_micro_batches: int, factor: int) -> Schedule:
-    """Every rank runs ahead by forwards or by delayed W, together the same number, so all hold equally much."""
+    """Build a schedule in which all ranks run ahead by the same number of forwards and delayed W, and hold as much."""
     enough = max(n_micro_batches, factor * (p - 1) + 1)
 
     def steps(stage: int) -> list[Step]:
@@ -443,7 +443,7 @@ def _build(steps: Callable[[int], list[Step]], n_ranks: int, n_micro_batches: in
 
 
 def _numbered(steps: list[Step], n_micro_batches: int) -> list[Action]:
-    """Each stage takes the micro-batches in order; a whole backward counts as both of its halves."""
+    """The actions of these steps: each stage takes micro-batches in order; a whole backward counts as both halves."""
     taken: Counter[Step] = Counter()
     actions = []
     for op, stage in steps:

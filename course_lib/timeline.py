@@ -1,4 +1,4 @@
-"""Timelines: what every rank did, and when.
+"""Timelines: the activities of every rank over time.
 
 A `Timeline` is a list of `Span`s. The same type holds a run on the real clock ("measured"), a run of real
 processes and messages on an emulated clock ("emulated") and a simulation without any ("modelled"), so one
@@ -27,10 +27,10 @@ RECEIVING = frozenset({"recv", "irecv", "recv_any_source"})
 
 
 class Span(NamedTuple):
-    """One thing one rank did, from `start` to `end` in seconds on the clock of its timeline.
+    """One activity of one rank, from `start` to `end` in seconds on the clock of its timeline.
 
-    kind: one of KINDS. "wait" is a rank held up until its peers have arrived, "transfer" is data
-        moving once they have, everything else is compute.
+    kind: one of KINDS. "wait": the rank is blocked until its peers have arrived; "transfer": data moves once they
+        have; everything else is compute.
     bytes: what this rank sends in a transfer, or the size of the message when it receives one.
         A collective counts as its ring algorithm, the cheapest in bytes
         (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms").
@@ -60,7 +60,7 @@ class Timeline:
 
     origin: "measured" (real clock), "emulated" (real processes and messages, emulated clock) or "modelled"
         (formula or simulation). Every picture says which.
-    untimed: kinds of compute in it that take no time, since its pace has no seconds for them.
+    untimed: kinds of compute that take no time, since the pace has no seconds for them.
 
     Raises ValueError for another origin, and for a span of a rank outside 0 to world_size - 1.
     """
@@ -88,15 +88,15 @@ class Timeline:
         return max(ends, default=0.0) - min(starts, default=0.0)
 
     def busy(self, rank: int) -> float:
-        """Seconds this rank computed. Time blocked inside a compute span does not count."""
+        """Seconds in which this rank computed. Time blocked inside a compute span does not count."""
         return self._covered(rank, *KINDS) - self._covered(rank, "wait", "transfer")
 
     def waiting(self, rank: int) -> float:
-        """Seconds this rank was held up because a peer had not arrived yet."""
+        """Seconds in which this rank was blocked because a peer had not arrived yet."""
         return self._covered(rank, "wait")
 
     def transferring(self, rank: int) -> float:
-        """Seconds this rank was held up by data on the move: transfers hidden behind compute do not count."""
+        """Seconds in which this rank was blocked by transfers; those hidden behind compute do not count."""
         return self._covered(rank, "wait", "transfer") - self.waiting(rank)
 
     def idle_fraction(self) -> float:
@@ -107,7 +107,7 @@ class Timeline:
         return 1 - busy / (self.world_size * self.makespan)
 
     def bytes_sent(self, rank: int) -> int:
-        """Bytes this rank put on the wire."""
+        """Bytes that this rank sent."""
         return sum(s.bytes for s in self.of(rank) if s.kind == "transfer" and s.name not in RECEIVING)
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
@@ -155,8 +155,8 @@ def _trace_of(rank: int, spans: list[Span]) -> Iterator[dict[str, object]]:
 
 
 def _nested(spans: list[Span]) -> list[list[Span]]:
-    """Deal spans out to as few lanes as they need to lie inside or after each other; Perfetto drops others."""
-    lanes: list[tuple[list[Span], list[float]]] = []  # with the ends of what is still open there
+    """Deal spans out to few lanes, in which they lie inside or after each other; Perfetto drops others."""
+    lanes: list[tuple[list[Span], list[float]]] = []  # with the ends of their open spans
     for span in spans:
         for lane in lanes:
             ends = lane[1]
@@ -191,7 +191,7 @@ _recorder: Any = None
 
 
 def record_with(recorder: Any) -> None:
-    """Send what `compute` and `progress` mark on this process to `recorder`, or nowhere if None.
+    """Send the marks of `compute` and `progress` on this process to `recorder`, or nowhere if None.
 
     It has begin(kind, name, micro_batch, stage, work, includes), progress(fraction), end(failed) and now().
     """
@@ -215,10 +215,9 @@ def compute(
 ) -> Iterator[None]:
     """Mark the enclosed code as compute of this kind on this rank's timeline.
 
-    work: how much of it there is, in whatever unit the `Pace` of the run gives seconds for (samples,
-        layers, FLOPs). Only an emulated run looks at it. Without a recorder (one process, torchrun)
-        the mark does nothing.
-    includes: another kind that is computed within. A `Pace` that has seconds for it adds them.
+    work: the amount, in the unit for which the `Pace` of the run has seconds (samples, layers, FLOPs). Only an
+        emulated run uses it. Without a recorder (one process, torchrun) the mark does nothing.
+    includes: another kind that is computed within; a `Pace` that has seconds for it adds them.
 
     Raises ValueError for a kind that is not one of COMPUTE_KINDS, and for work that is not a number of at least 0.
     """
@@ -240,10 +239,10 @@ def compute(
 
 
 def progress(fraction: float) -> None:
-    """Say that this fraction (0 to 1) of the current compute mark's work is done.
+    """Report that this fraction (0 to 1) of the current compute mark's work is done.
 
-    An emulated clock moves to where its device would have come this far, so that something started in
-    the middle of a backward pass (a bucket's all-reduce) starts at the right moment.
+    An emulated clock advances to the moment when its device would have come this far, so that an operation in the
+    middle of a backward pass (a bucket's all-reduce) starts at the right moment.
 
     Raises ValueError for a fraction outside 0 to 1.
     """

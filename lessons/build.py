@@ -1,8 +1,8 @@
-"""Build what people open from the percent scripts that authors edit.
+"""Build the notebooks that people open from the percent scripts that authors edit.
 
     L05_pipeline_parallelism/lesson.py    ->  notebooks/05_....ipynb             run, with outputs
     L05_pipeline_parallelism/exercise.py  ->  solutions/05_.../05_....ipynb      run, with outputs
-                                          ->  exercises/05_.../05_....ipynb      what nbgrader makes of the solution
+                                          ->  exercises/05_.../05_....ipynb      made from the solution by nbgrader
     S02_night_call/page.py                ->  notebooks/scenarios/S02_....ipynb  run, with outputs
 
     python3 course.py build           build what is out of step with its source
@@ -17,7 +17,7 @@ A number in a lesson's prose comes from its run, in a field, {{expression}} or {
 
 The expression sees what the notebook's kernel has at this place of the page, and `how` is as on question pages (see
 course_lib/classroom/questions/fields.py). Its value must be the same in every run, so it is never a measured time.
-Code that only fields need goes into a cell tagged `build-only`, which is run in its place and is not in the notebook:
+Code for fields only goes into a cell tagged `build-only`, which is run in its place and is not in the notebook:
 
     # %% tags=["build-only"]
     slowest = max(runs.values(), key=lambda run: run.makespan)
@@ -76,7 +76,7 @@ class BuildError(Exception):
 
 
 @dataclass(frozen=True)
-class Product:
+class BuiltNotebook:
     """A notebook and its script. kind: "lesson", "solution" or "exercise"."""
 
     kind: str
@@ -88,13 +88,13 @@ class Product:
         return self.target.stem
 
 
-def products(root: Path) -> list[Product]:
-    """Every notebook that should exist, solutions before exercises."""
+def products(root: Path) -> list[BuiltNotebook]:
+    """All notebooks that should exist, solutions before exercises."""
     found = []
     for kind, script, folder in PAGES:
         for source in sorted(root.glob(f"lessons/*/{script}.py")):
             name = source.parent.name.removeprefix("L")
-            found.append(Product(kind, source, root / folder.format(name=name) / f"{name}.ipynb"))
+            found.append(BuiltNotebook(kind, source, root / folder.format(name=name) / f"{name}.ipynb"))
     return found
 
 
@@ -188,7 +188,7 @@ def has_fields(cell: NotebookNode) -> bool:
 
 
 def unseen(cell: NotebookNode) -> dict[str, Any]:
-    """The request to a kernel at this cell that leaves no trace on the page; empty at most cells."""
+    """The request to the kernel at this cell that leaves no trace on the page; empty for most cells."""
     if is_build_only(cell):
         return {"code": cell.source, "silent": True}
     if has_fields(cell):
@@ -254,7 +254,7 @@ def flaws(notebook: NotebookNode) -> list[str]:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text in an output, at any depth."""
+    """All texts in an output, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
@@ -275,7 +275,7 @@ def without_outputs(notebook: NotebookNode) -> str:
     return text_of(bare)
 
 
-def out_of_step(product: Product) -> list[str]:
+def out_of_step(product: BuiltNotebook) -> list[str]:
     """Reasons why this notebook must be built again, one sentence each; empty if it is in step with its source."""
     if not product.target.exists():
         return ["it does not exist"]
@@ -300,13 +300,13 @@ def filled_as(stored: NotebookNode, wanted: NotebookNode) -> NotebookNode:
 
 
 def strays(root: Path) -> list[Path]:
-    """Notebooks that come from no source."""
+    """Notebooks without a source."""
     found = {path for folder in ("notebooks", "exercises", "solutions") for path in (root / folder).rglob("*.ipynb")}
     known = {product.target for product in products(root)}
     return sorted(path for path in found - known if ".ipynb_checkpoints" not in path.parts)
 
 
-def build(product: Product) -> None:
+def build(product: BuiltNotebook) -> None:
     """Build this notebook. Raises BuildError, and keeps the old one, if it may not be stored."""
     notebook = read(product.source)
     product.target.parent.mkdir(parents=True, exist_ok=True)

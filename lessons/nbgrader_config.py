@@ -11,7 +11,7 @@ from nbformat import v4
 from nbgrader.converters import Autograde
 from nbgrader.preprocessors import Execute
 
-SECONDS = 60  # for a cell, on an idle machine; a check gives up by itself after ten
+SECONDS = 60  # for a cell, on an idle machine; a check gives up after ten
 
 
 def seconds(cell: Any) -> int:
@@ -20,7 +20,7 @@ def seconds(cell: Any) -> int:
 
 
 class ExecuteUntilDeath(Execute):
-    """A preprocessor for kernels that die: cells run before keep their points, cells after say why they get none."""
+    """A preprocessor for kernels that die: cells before keep their points, cells after say why they get none."""
 
     death = ""
 
@@ -43,7 +43,7 @@ class ExecuteUntilDeath(Execute):
 c = get_config()  # type: ignore[name-defined]  # noqa: F821  (nbgrader gives it to this file)
 c.CourseDirectory.course_id = "distributed_training"
 c.Execute.timeout_func = seconds
-# Learning platforms name files so: the student first, anything between, the exercise, perhaps "-1" or "(2)".
+# Files from learning platforms: the student, anything between, the exercise, perhaps "-1" or "(2)".
 c.FileNameCollectorPlugin.named_regexp = r".*[/\\](?P<student_id>[^/\\_]+)_(.*_)?(?P<file_id>\d\d_[a-z_]+)[^/\\]*$"
 steps = Autograde.class_traits()["autograde_preprocessors"].default()
 c.Autograde.autograde_preprocessors = [ExecuteUntilDeath if step is Execute else step for step in steps]

@@ -12,19 +12,21 @@ import pytest
 from course_lib.preloading import preload
 
 ROOMS = Path(__file__).parents[1] / "lessons"
-CHECKS = [f"lessons.{page.parent.name}.checks" for page in sorted(ROOMS.glob("*/checks.py"))]
+# Files of a room with functions that run on ranks; a case warms ranks up, which the fork server must not.
+ON_RANKS = ("checks", "questions", "runs", "explorer")
+FILES = [f"lessons.{file.parent.name}.{file.stem}" for file in sorted(ROOMS.glob("*/*.py")) if file.stem in ON_RANKS]
 
 # One thread, as on every rank, set before torch is imported: two threads add up matrix products in another order, and,
 # waiting for each other on busy cores, took 200 ms for a step that takes one thread 6.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# No deadline, as a busy machine is not a bug. The same examples each time, so that no change is blamed for another
-# draw; `--hypothesis-profile default` draws others.
+# No deadline, as a busy machine is not a bug. The same examples each time, so that a failure comes from a change, not
+# from a draw; `--hypothesis-profile default` draws others.
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("course")
 
-# Else every rank would import these by itself, to find its function in a test's file: a tenth of a second each.
-preload("hypothesis", "pytest", "torch.distributed.checkpoint", "torch.distributed.optim", *CHECKS)
+# Otherwise every rank would import these, to find its function in a test's file: up to two seconds each.
+preload("hypothesis", "pytest", "torch.distributed.checkpoint", "torch.distributed.optim", "lessons.build", *FILES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -62,7 +62,7 @@ def without_magics(file: Path) -> str:
 
 
 def module_of(name: str, known: dict[str, Path]) -> str | None:
-    """The module that an imported name is, or is in; None for a name from elsewhere."""
+    """The module of an imported name, which may be the module itself; None for a name from elsewhere."""
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name or None
@@ -103,7 +103,7 @@ def broken_rules(root: Path) -> list[str]:
 
 
 def forbidden(module: str, name: str, known: dict[str, Path]) -> str | None:
-    """Why this module may not import this name, or None if it may."""
+    """The reason why this module may not import this name; None if it may."""
     target, room = module_of(name, known), room_of(module)
     if name in ("course_lib.Span", "course_lib.Timeline"):
         target = "course_lib.timeline"

@@ -1,4 +1,4 @@
-"""course.py: what it does about each state that .venv, the network and the machine can be in."""
+"""The behavior of course.py in each state of .venv, the network and the machine."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def load(folder: Path) -> Any:
     return module
 
 
-# When it makes .venv anew, and when it puts it right in place
+# Making .venv again, and repairing it in place
 
 
 @pytest.fixture
 def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """course.py in a folder of its own, with a .venv of empty files. `did` notes what it makes and installs."""
+    """A course.py in a folder of its own, with a .venv of empty files. did: the environments made and installed."""
     for name in ("requirements.lock", "pyproject.toml", "lessons/jupyterlab/overrides.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -302,7 +302,7 @@ def test_the_cpu_build_comes_first_and_alone_from_its_own_server_or_else_from_wh
     assert ("cannot be reached" in capsys.readouterr().out) is bool(answer)
 
 
-# What it says when something is missing
+# Messages about missing programs
 
 
 def pip_says(module: Any, *words: str) -> str:
@@ -363,7 +363,7 @@ def test_other_installations_stay_out(module: Any, monkeypatch: pytest.MonkeyPat
     assert variables["PATH"].split(os.pathsep)[0] == str(module.BIN)
 
 
-# What it runs
+# Commands that it runs
 
 
 def test_every_step_is_run_and_any_failure_counts(module: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -475,7 +475,7 @@ def test_a_browser_is_opened_only_where_somebody_sees_it(
     assert module.has_display() is shows
 
 
-# What it is told to do
+# Arguments
 
 
 def test_a_lesson_to_project_is_named_by_its_number(module: Any) -> None:
@@ -523,7 +523,7 @@ def test_an_unknown_name_is_refused_before_anything_is_installed(course: Any) ->
     assert course.did == []
 
 
-# What requirements.lock holds
+# The content of requirements.lock
 
 
 def locked() -> Iterator[Requirement]:

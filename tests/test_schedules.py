@@ -43,7 +43,7 @@ class DoesNotRun(Exception):
 
 
 class Machine:
-    """Ranks that multiply: stage s computes y = PRIMES[s] x, and the loss is the sum of what the last stage returns."""
+    """Ranks that multiply: stage s computes y = PRIMES[s] x, and the loss is the sum of the last stage's results."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.rows = schedule.actions
@@ -124,7 +124,7 @@ def is_accepted(schedule: Schedule) -> bool:
 
 
 def built(names: list[str] = list(SCHEDULES), ranks: range = range(1, 6), most: int = 12) -> Iterator[Any]:  # noqa: B006
-    """Name, number of ranks, number of micro-batches and the schedule, for every definition that allows it."""
+    """The schedules of these definitions, each with name, number of ranks and number of micro-batches."""
     for name in names:
         stages_on_each = [1] if name in ONE_STAGE_EACH else [2]
         for p in ranks:
@@ -135,7 +135,7 @@ def built(names: list[str] = list(SCHEDULES), ranks: range = range(1, 6), most: 
                         yield name, p, m, v, SCHEDULES[name](p * v, m, **more)
 
 
-# What runs, and what does not
+# Schedules that run, and schedules that do not
 
 
 def test_every_schedule_of_every_size_is_accepted_and_runs() -> None:
@@ -293,7 +293,7 @@ def test_times_are_those_of_the_papers(p: int, m: int) -> None:
 @pytest.mark.parametrize("v", [1, 2, 4])
 @pytest.mark.parametrize("p", [2, 4])
 def test_interleaving_divides_the_bubble_by_the_stages_of_a_rank(p: int, v: int) -> None:
-    """Narayanan et al. 2021: a bubble of (p - 1)(F + B) / v, where F and B are those of all v stages of a rank."""
+    """Narayanan et al. 2021: the bubble is (p - 1)(F + B) / v; F and B are of all v stages of a rank."""
     m, schedule = 3 * p, SCHEDULES["interleaved_1f1b"](p * v, 3 * p, stages_per_rank=v)
     whole = v * 4  # F and B of a whole rank's layers, so that one stage's are 4
     assert makespan(schedule, F=2, B=2) == m * whole + (p - 1) * whole // v

@@ -31,10 +31,10 @@ class Note(NamedTuple):
     what: "drafted" (a text to go on with), "committed" (the student has decided), "ran" (the answer was run),
         "checked" (the points of the model answer that the student finds in a text, by number) or "measured" (an
         instrument of a scenario was paid for).
-    question: its name, or that of a part of an exercise, or of a scenario.
-    answer: as the question's form reads it: a letter, a list of events, a text; of a part, what the check found; of a
-        policy for a fleet, how it did; the name of an instrument.
-    right: what the run said; None where nothing is said, or only the student can say.
+    question: the name of the question, of a part of an exercise, or of a scenario.
+    answer: as the question's form reads it (a letter, a list of events, a text); for a part, the result of the check;
+        for a policy, its result on the fleet; for a measurement, the name of the instrument.
+    right: the verdict of the run; None if there is none, or if only the student can judge.
     """
 
     when: str
@@ -61,8 +61,8 @@ def record(what: str, question: str, seed: int, answer: Any, right: bool | None 
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     line = json.dumps(Note(when, what, question, seed, answer, right)._asdict(), ensure_ascii=False)
     with _alone(), open(folder() / FILE, "ab", buffering=0) as file:
-        os.chmod(file.name, 0o600)  # others on this machine have no business with it
-        file.write(b"\n" + line.encode())  # a line of its own, also after one that a crash cut short
+        os.chmod(file.name, 0o600)  # private to the student
+        file.write(b"\n" + line.encode())  # begins a new line, also after one that a crash cut short
         os.fsync(file.fileno())
 
 
@@ -76,7 +76,7 @@ def notes() -> list[Note]:
 
 
 def latest(question: str, seed: int) -> Note | None:
-    """The latest answer to a question, and how far it got."""
+    """The latest note about a question."""
     own = (note for note in reversed(notes()) if (note.question, note.seed) == (question, seed))
     return next((note for note in own if note.what != "checked"), None)
 
@@ -108,7 +108,7 @@ def _alone() -> Iterator[None]:
 
 
 def try_lock(file: IO[str]) -> bool:
-    """Take the lock if nobody else has it; returns whether it was taken."""
+    """Take the lock if nobody else has it; return whether it was taken."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -120,6 +120,6 @@ def try_lock(file: IO[str]) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
-    except OSError:  # a file system without locks: better to go on than to wait for ever
+    except OSError:  # a file system without locks: go on rather than wait for ever
         return True
     return True

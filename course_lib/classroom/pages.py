@@ -1,4 +1,4 @@
-"""Pages of prose, which authors edit in the rooms: headings, and what stands below each of them.
+"""Pages of prose, which authors edit in the rooms: headings, and the text below each of them.
 
 Lines of a paragraph are joined, blank lines separate paragraphs, a list begins with "- ", and code stands between lines
 of ```. (Standard library only; see `progress`.)
@@ -27,7 +27,7 @@ def sections(file: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _joined(lines: list[str]) -> str:
-    """Lines of a paragraph as one, and code as it is."""
+    """The text with each paragraph on one line, and code unchanged."""
     parts = "\n".join(lines).strip().split("```")
     return "```".join(
         part if number % 2 else re.sub(r"(?<!\n)\n(?!\n|- ) *", " ", part) for number, part in enumerate(parts)

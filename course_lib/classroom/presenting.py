@@ -1,4 +1,4 @@
-"""Lessons as a room should see them, for `course.py present`. (Standard library only.)"""
+"""Lessons prepared for a projector, for `course.py present`. (Standard library only.)"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stage(root: Path, settings: Path, folder: Path, shown: Path) -> list[str]:
         file.write_text(json.dumps(page), encoding="utf-8")
     shutil.copytree(settings / "present", folder / "lab")
     shutil.copy(settings / "overrides.json", folder / "lab")
-    (folder / "custom").mkdir()  # the server gives everything in it to everybody
+    (folder / "custom").mkdir()  # the server shows everything in it to everybody
     shutil.copy(settings / "custom" / "custom.css", folder / "custom" / "lab.css")
     shutil.move(folder / "lab" / "custom.css", folder / "custom")
     return [
@@ -40,12 +40,12 @@ def stage(root: Path, settings: Path, folder: Path, shown: Path) -> list[str]:
 
 
 def projected(cell: dict[str, Any], above: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A cell as a room should see it: code without its results, and each heading in a cell of its own, folded.
+    """A cell prepared for a projector: code without its results, and each heading in a cell of its own, folded.
 
-    Text right below code that has results speaks of them; it is marked, and seen once the code has run (custom.css).
+    Text right below code with results is about them; it is marked, and seen once the code has run (custom.css).
     """
     if cell["cell_type"] == "code":
-        folds = {**cell["metadata"].get("jupyter", {}), "outputs_hidden": False}  # there are none before it is run
+        folds = {**cell["metadata"].get("jupyter", {}), "outputs_hidden": False}  # results come when it is run
         return [{**cell, "metadata": {**cell["metadata"], "jupyter": folds}, "outputs": [], "execution_count": None}]
     parts = []
     for number, text in enumerate(re.split(r"^(##+ .*)$", "".join(cell["source"]), flags=re.MULTILINE)):

@@ -48,7 +48,7 @@ def _parts(exercises: Path) -> dict[str, dict[str, str]]:
 
 
 def is_done(of_one_question: list[Note]) -> bool:
-    """Whether a question was ever answered right or, where only the student can say, compared with the model answer."""
+    """Whether a question was ever answered right or, as a text, compared with the model answer."""
     return any(note.right or note.what == "checked" for note in of_one_question)
 
 
@@ -84,7 +84,7 @@ def ask_and_reset() -> int:
         print("Nothing has been answered yet, so there is nothing to reset.")
         return 0
     answer = ""
-    with contextlib.suppress(EOFError):  # nobody is there to ask
+    with contextlib.suppress(EOFError):  # there is no terminal to ask
         answer = input(
             f"Set aside your answers to {count} {'question' if count == 1 else 'questions and parts'}? Type yes: "
         )

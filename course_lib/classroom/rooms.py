@@ -1,4 +1,4 @@
-"""The rooms of a course: one folder for each lesson or case, with its pages and what runs them.
+"""The rooms of a course: one folder for each lesson or case, with its pages and their code.
 
     rooms.open_all("lessons", Path("lessons"))    a course says where its rooms are, when it is imported
     rooms.files("questions.md")                   this page of every room that has one, in the order of their names
@@ -17,7 +17,7 @@ _courses: dict[str, Path] = {}
 
 
 def open_all(package: str, folder: Path) -> None:
-    """From now on this package has its rooms here."""
+    """Open the rooms of a package, the folders in this one."""
     _courses[package] = folder
     preloading.library(f"{folder}{os.sep}")
 

@@ -1,24 +1,24 @@
-"""Pictures of what ranks did and of what plans cost. Each has a sentence that sums it up, tooltips, a table.
+"""Pictures of runs and of the costs of plans. Each has a sentence that sums it up, tooltips and a table.
 
 All but `gantt` are charts: a notebook shows them as figures to zoom into.
 
-gantt(run.timeline)                                  what every rank did, and when
-speed_up([Timing.of(t) for t in timelines])          how much faster more ranks are
-lost_time({"4 ranks": run.timeline})                 where the rest of the time went
-collective_times({"1 MB": {"ring": {8: 0.002}}})     how long algorithms take with more and more ranks
-in_flight(run.timeline)                              how many micro-batches' activations every rank holds
-loss_curves({"float32": losses})                     how the loss of each training falls
+gantt(run.timeline)                                  the activity of every rank over time
+speed_up([Timing.of(t) for t in timelines])          the speed-up of more ranks
+lost_time({"4 ranks": run.timeline})                 the causes of lost time
+collective_times({"1 MB": {"ring": {8: 0.002}}})     the times of algorithms over the number of ranks
+in_flight(run.timeline)                              the micro-batches whose activations each rank holds
+loss_curves({"float32": losses})                     the loss of each training over its steps
 
-memory_by_part({"plan": estimate.memory}, capacity)  what lies in a device's memory; devices(estimate): of each
-step_time_by_part({"plan": estimate})                what the time of a step goes into
-speed_up([Timing.planned(e) for e in estimates])     how much faster more devices are
+memory_by_part({"plan": estimate.memory}, capacity)  the memory of a device; devices(estimate): of each
+step_time_by_part({"plan": estimate})                the parts of a step's time
+speed_up([Timing.planned(e) for e in estimates])     the speed-up of more devices
 plan_map(search(...))                                every plan, by memory and time
 """
 
 from course_lib.figures.breakdown import lost_time, time_breakdown
 from course_lib.figures.costs import devices, memory_by_part, step_time_by_part
 from course_lib.figures.gantt_chart import gantt
-from course_lib.figures.in_flight import held, in_flight
+from course_lib.figures.in_flight import held_activations, in_flight
 from course_lib.figures.loss_curves import loss_at_end, loss_curves
 from course_lib.figures.picture import Picture
 from course_lib.figures.plan_map import plan_map

@@ -1,4 +1,4 @@
-"""Round numbers for axes, and quantities as people write them."""
+"""Round numbers for axes, and quantities in words."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def number(value: float) -> str:
 
 
 def counted(count: float, noun: str) -> str:
-    """A number of things: "1 rank", "4 ranks"."""
+    """A number with its noun: "1 rank", "4 ranks"."""
     return f"{number(count)} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
@@ -53,7 +53,7 @@ def in_words(count: int) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """ "one, another and a third"."""
+    """Parts joined as "one, another and a third"."""
     return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
@@ -93,7 +93,7 @@ def _in_units(value: float, units: Units, space: str = " ") -> str:
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Round numbers for a logarithmic axis: powers of ten, with their 2 and 5 times where there are few of them."""
+    """Round numbers for a logarithmic axis: powers of ten, and if there are few, 2 and 5 times them."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if math.log10(high / low) < 2.5 else (1,)
     marks = (10.0**exponent * factor for exponent in exponents for factor in factors)
@@ -101,7 +101,7 @@ def powers(low: float, high: float) -> list[float]:
 
 
 def percent(share: float) -> str:
-    """A share from 0 to 1 in whole percent; 0% and 100% only where it is exactly that."""
+    """A share from 0 to 1 in whole percent; 0% and 100% only if it is exactly that."""
     if 0 < share < 0.005:
         return "under 1%"
     if 0.995 <= share < 1 - 1e-9:

@@ -11,7 +11,7 @@ from course_lib.figures.palette import LIKELY, Style
 from course_lib.figures.svg import text_width
 
 BAR, PITCH = 28.0, 38.0
-MANY, CLOSE = 5, 21.0  # more bars than so many lie closer
+MANY, CLOSE = 5, 21.0  # more bars than this lie closer together
 LIMIT = 22.0  # pixels above the bars for the name of the limit
 
 
@@ -27,9 +27,9 @@ def bars_panel(
 ) -> Panel:
     """A panel of horizontal bars. bars: the sizes of each bar's parts, by the bar's name.
 
-    styles: how each part looks, in the order in which they follow each other.
-    write: how a size is written in its bar.  unit: the size of 1 on the axis.
-    limit: a size that no bar should pass, and its name.  ranges: where the end of a bar lies with 90%.
+    styles: the look of each part, in their order.
+    write: writes a size in its bar.  unit: the size of 1 on the axis.
+    limit: a size that no bar should pass, and its name.  ranges: the 90% interval of the end of a bar.
     """
     marks: list[Mark] = []
     for row, (name, parts) in enumerate(values.items()):
@@ -61,7 +61,7 @@ def stacked(
     thickness: float,
     is_across: bool = False,
 ) -> Iterator[Bar]:
-    """The parts of one bar, each beginning where the last one ends; numbers are written in what lies across."""
+    """The parts of one bar, each beginning where the last one ends; horizontal ones have numbers in them."""
     end = 0.0
     for part, style in styles.items():
         size, text = parts[part] / unit, write(parts[part])
@@ -71,7 +71,7 @@ def stacked(
 
 
 def cut(bar: Bar, at: float) -> list[Bar]:
-    """In two if a limit crosses it: its number stands in the longer piece, not behind the line of the limit."""
+    """Cut a bar in two if a limit crosses it: its number stands in the longer piece, not behind the limit."""
     size = at - bar.base
     if not 0 < size < bar.size:
         return [bar]
@@ -83,6 +83,6 @@ def cut(bar: Bar, at: float) -> list[Bar]:
 
 
 def with_origins(origins: Mapping[str, str]) -> dict[str, str]:
-    """The label of each bar: its name, and its origin too where the bars have different ones."""
+    """The label of each bar: its name, and its origin if the bars have different ones."""
     is_mixed = len(set(origins.values())) > 1
     return {name: f"{name} ({origin})" if is_mixed else name for name, origin in origins.items()}

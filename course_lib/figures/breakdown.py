@@ -1,4 +1,4 @@
-"""Where the time of runs went, and its picture: a bar for each run, cut into computing and the causes of loss."""
+"""The time of runs by cause, and its picture: a bar for each run, cut into computing and the causes of loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from course_lib.figures.palette import STYLES
 from course_lib.figures.picture import Picture, Row
 from course_lib.timeline import Span, Timeline
 
-# Each cause looks like a kind of span, so that a wait looks the same in every picture.
+# Each cause has the look of a kind of span, so that a wait looks the same in every picture.
 CAUSES = {
     "compute": STYLES["forward"]._replace(label="computing"),
     "wait": STYLES["wait"]._replace(label="waiting for others"),
@@ -23,7 +23,7 @@ DONE = "until all are done"
 Shares = dict[str, float]  # by cause
 
 
-def filled(timeline: Timeline) -> Timeline:
+def with_final_waits(timeline: Timeline) -> Timeline:
     """The timeline, with a wait after each rank's last span until all are done: the bubble of a draining pipeline."""
     ends = {rank: max(span.end for span in timeline.of(rank)) for rank in {span.rank for span in timeline.spans}}
     waits = [Span(rank, "wait", DONE, end, max(ends.values())) for rank, end in ends.items()]
@@ -33,8 +33,8 @@ def filled(timeline: Timeline) -> Timeline:
 def time_breakdown(timeline: Timeline) -> Shares:
     """The ranks' time by cause, as shares of world_size x makespan that add up to 1.
 
-    compute: computing. wait: held up until a peer arrived, and at the end until all were done.
-    transfer: held up by data on the move; transfers that are hidden behind compute are not counted.
+    compute: computing. wait: blocked until a peer arrived, and at the end until all were done.
+    transfer: exposed transfers; those hidden behind compute are not counted.
     rest: none of these.
 
     Raises ValueError if no time passed.
@@ -42,7 +42,7 @@ def time_breakdown(timeline: Timeline) -> Shares:
     whole = timeline.world_size * timeline.makespan
     if whole <= 0:
         raise ValueError("the timeline is empty, so there is no time to attribute; mark compute or communicate in it")
-    timeline, ranks = filled(timeline), range(timeline.world_size)
+    timeline, ranks = with_final_waits(timeline), range(timeline.world_size)
     of_rank = timeline.busy, timeline.waiting, timeline.transferring
     compute, wait, transfer = (sum(map(seconds, ranks)) / whole for seconds in of_rank)
     return {"compute": compute, "wait": wait, "transfer": transfer, "rest": max(0.0, 1 - compute - wait - transfer)}
@@ -55,7 +55,7 @@ def largest_loss(shares: Shares) -> str:
 
 
 def lost_time(runs: Mapping[str, Timeline], width: int = 800, title: str | None = None) -> Picture:
-    """Draw where the ranks' time went: a bar for each run."""
+    """Draw the ranks' time by cause: a bar for each run."""
     shares = {name: time_breakdown(run) for name, run in runs.items()}
     names = with_origins({name: run.origin for name, run in runs.items()})
     values = {names[name]: parts for name, parts in shares.items()}

@@ -1,9 +1,9 @@
 """A chart is data: panels with two axes and the marks in them.
 
     chart_svg.draw(chart)         what lessons store, and what explorers show
-    chart_plotly.figure(chart)    the same to zoom into, to point at, and to switch parts of off
+    chart_plotly.figure(chart)    the same, for zooming, pointing, and hiding parts
 
-Places are numbers on the axes; only what is written beside a place is moved by pixels, to the right and down.
+Places are numbers on the axes; only labels are moved away from their place by pixels, to the right and down.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Write = Callable[[float], str]
 class Axis:
     """An axis from low to high, linear or logarithmic.
 
-    ticks: the round numbers on it, and write: how each is written.
-    has_grid: whether lines go across the panel there; without them the title stands beside the numbers.
+    ticks: the round numbers on it.  write: writes each of them.
+    has_grid: whether lines cross the panel at ticks; without them the title stands beside the numbers.
     """
 
     title: str
@@ -49,7 +49,7 @@ class Axis:
         return cls(f"{what} ({name})", 0, room * most / size, ticks(most / size, count)), size
 
     def share(self, value: float) -> float:
-        """How far along the axis a value is, 0 to 1."""
+        """The place of a value along the axis, 0 to 1."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -58,7 +58,7 @@ class Axis:
 class Label(NamedTuple):
     """A label beside a place, and its distance from there in pixels.
 
-    anchor: what of it is there, "middle" or "end"; by default its start.  has_halo: readable over lines and bars.
+    anchor: the part at its place, "middle" or "end"; by default its start.  has_halo: readable over lines and bars.
     """
 
     text: str
@@ -71,7 +71,7 @@ class Label(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A point of a curve, or the place of a label. tip: shown when the mouse rests on it; it has a symbol then."""
+    """A point of a curve, or the place of a label. tip: shown under the mouse; a point with a tip has a symbol."""
 
     x: float
     y: float
@@ -80,9 +80,9 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Points joined by a line; without a look, a thin one in the color of the text.
+    """Points joined by a line; without a look, a thin line in the color of the text.
 
-    is_filled: an area instead, down to the ground.
+    is_filled: whether it is an area, down to the x axis.
     """
 
     name: str
@@ -92,9 +92,9 @@ class Curve(NamedTuple):
 
 
 class Cloud(NamedTuple):
-    """Thousands of points as dots, the first the most important; pale where is_pale says so.
+    """Thousands of points as dots, the most important first; is_pale: whether they are pale.
 
-    A tip, shown by interactive figures only, says what a dot is, followed by its two coordinates in these units.
+    A tip, in interactive figures only, describes a dot, followed by its two coordinates in these units.
     """
 
     name: str
@@ -105,9 +105,9 @@ class Cloud(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """From base to base + size at a place on the other axis. part: what it is, whose name is in the style.
+    """A bar from base to base + size, at a place on the other axis. part: its kind; the style has its name.
 
-    is_across: it lies along the x axis.  thickness: on the axis of `at`.  text: written in it where there is room.
+    is_across: it lies along the x axis.  thickness: on the axis of `at`.  text: written in it if there is room.
     """
 
     part: str
@@ -135,7 +135,7 @@ class Rule(NamedTuple):
 
 
 class Range(NamedTuple):
-    """From low to high at a place on the other axis: where 90% of runs lie. is_across: it lies along the x axis."""
+    """The interval of 90% of runs, at a place on the other axis. is_across: it lies along the x axis."""
 
     at: float
     low: float
@@ -156,7 +156,7 @@ Mark = Point | Curve | Cloud | Bar | Rule | Range
 class Panel:
     """Two axes and the marks between them, in the order in which they are drawn.
 
-    height, left, right, head, foot: pixels, of the panel and around it, where titles and numbers stand.
+    height, left, right, head, foot: pixels, of the panel and of the margins with titles and numbers.
     shaded: parts of the x axis, behind everything.
     """
 

@@ -16,15 +16,15 @@ from course_lib.figures import chart as charts
 from course_lib.figures.axis import number, percent, thousands, with_prefix
 from course_lib.figures.palette import INK, LIKELY, OPACITY, ORIGINS, PAPER
 
-# Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
+# Numbers that plotly can write are renewed on zooming; others stay where the chart has them.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
 LEGEND = 50  # pixels
 TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
-# Dark on white whatever the theme of the page, as the stored pictures are.
+# Dark on white with any theme of the page, like the stored pictures.
 CARD = {"font": {"color": INK}, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER}
 BARS = {"barmode": "stack", "uniformtext": {"minsize": 11, "mode": "hide"}}
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-LONG = 20  # numbers, from which on a notebook keeps them packed
+LONG = 20  # rows of at least this many numbers are packed
 DIGITS = 9  # of a number in a figure
 NUMBER = re.compile(r"[\d.]*\d")
 
@@ -32,13 +32,13 @@ Data = dict[str, Any]
 
 
 def figure(chart: charts.Chart) -> Data:
-    """Its "data" and "layout"."""
+    """The "data" and "layout" of a figure."""
     layout: Data = {"annotations": [], "shapes": [], **CARD, **BARS}
     data: list[Data] = []
     for place, panel in enumerate(chart.panels):
         data += _draw_panel(layout, chart, panel, place)
     named = set()
-    for trace in sorted(data, key=_is_pale):  # the legend shows the first of a name
+    for trace in sorted(data, key=_is_pale):  # the legend shows the first trace with a name
         trace.update(legendgroup=trace["name"], showlegend=bool(trace["name"]) and trace["name"] not in named)
         named.add(trace["name"])
     title = [f"<b>{escape(chart.title)}</b>"] if chart.title else []
@@ -63,7 +63,7 @@ def _is_pale(trace: Data) -> bool:
 
 
 def _rounded(value: Any) -> Any:
-    """A value without its last digits: Python 3.12 and later add up floats in another way than earlier versions."""
+    """A value without its last digits: from Python 3.12 on, sum() of floats rounds differently."""
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -78,12 +78,12 @@ def stored(chart: charts.Chart) -> Data:
         for name in ("x", "y", "customdata"):
             if len(trace.get(name, ())) > LONG:
                 trace[name] = _packed(trace[name])
-    # Not "responsive": JupyterLab follows the width by itself, and with it a change of theme leaves no height.
+    # Not "responsive": JupyterLab follows the width by itself; with it, a change of theme leaves no height.
     return {**made, "config": {"displaylogo": False}}
 
 
 def _packed(rows: Sequence[Any]) -> Data:
-    """rows: numbers, or for each point as many numbers."""
+    """Pack rows of numbers, or rows with an equal number of numbers for each point."""
     numbers = np.array(rows)
     dtype = "i2" if (numbers % 1 == 0).all() and np.abs(numbers).max() < 2**15 else "f4"
     data = base64.b64encode(numbers.astype(f"<{dtype}").tobytes()).decode()
@@ -91,7 +91,7 @@ def _packed(rows: Sequence[Any]) -> Data:
 
 
 def _draw_panel(layout: Data, chart: charts.Chart, panel: charts.Panel, place: int) -> list[Data]:
-    """Add a panel's axes, words and lines to the layout; returns its traces."""
+    """Add a panel's axes, words and lines to the layout; return its traces."""
     suffix = str(place + 1) if place else ""
     where = {"xref": f"x{suffix}", "yref": f"y{suffix}"}
     layout |= {f"xaxis{suffix}": _axis(panel.x), f"yaxis{suffix}": _axis(panel.y)}
@@ -100,7 +100,7 @@ def _draw_panel(layout: Data, chart: charts.Chart, panel: charts.Panel, place: i
     layout["annotations"] += [note | where for mark in panel.marks for note in _notes(panel, mark)]
     layout["shapes"] += [_band(*ends, where) for ends in panel.shaded]
     layout["shapes"] += [_line(mark, where) for mark in panel.marks if isinstance(mark, charts.Rule)]
-    # What the legend does not name lies below what it names, in the order of the legend.
+    # Marks without a name in the legend lie below those with one, which have the order of the legend.
     order = {name: place for place, name in enumerate(chart.legend)}
     traces = sorted(_traces(panel), key=lambda named: order.get(named[0], -1))
     axes = {"xaxis": where["xref"], "yaxis": where["yref"]} if place else {}
@@ -118,13 +118,13 @@ def _axis(axis: charts.Axis) -> Data:
         "gridcolor": "#d5d5d5",
         "zeroline": False,
         "automargin": True,
-        "ticklabelstandoff": 4,  # where two axes meet, their numbers would touch
+        "ticklabelstandoff": 4,  # the numbers of two axes would touch where they meet
         **({"tickformat": FORMATS[axis.write]} if axis.write in FORMATS and not axis.is_log else names),
     }
 
 
 def _on_axis(axis: charts.Axis, value: float) -> float:
-    """A value as plotly wants it in ranges and annotations: its logarithm where the axis is logarithmic."""
+    """A value for plotly's ranges and annotations: its logarithm on a logarithmic axis."""
     return math.log10(value) if axis.is_log else value
 
 
@@ -199,7 +199,7 @@ def _scatter(panel: charts.Panel, name: str, points: Sequence[charts.Point], **l
 
 
 def _lines(text: str) -> str:
-    """A text broken into lines, as plotly breaks none and cuts off what leaves the figure."""
+    """A text broken into lines: plotly breaks none, and cuts off text outside of the figure."""
     return "<br>".join(wrap(text, 80, break_long_words=False, break_on_hyphens=False))
 
 

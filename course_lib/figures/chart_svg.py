@@ -10,7 +10,7 @@ from course_lib.figures.frame import begin, draw_line, draw_numbers_beside, draw
 from course_lib.figures.palette import OPACITY, PAPER
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
 
-CELL = 5.0  # pixels; of the dots that fall into one cell, the first is drawn
+CELL = 5.0  # pixels of a cell: only the first dot in it is drawn
 
 
 def draw(chart: Chart) -> Sheet:
@@ -43,7 +43,7 @@ class _Box(NamedTuple):
 
 
 def _draw_panel(sheet: Sheet, panel: Panel, left: float, width: float, top: float) -> float:
-    """Draw a panel into the room from `left`, `width` wide; returns the y below it."""
+    """Draw a panel from `left` on, `width` wide; return the y below it."""
     top += panel.head
     box = _Box(panel, left + panel.left, left + width - panel.right, top, top + panel.height, set())
     if panel.shaded:
@@ -144,7 +144,7 @@ def _bar(sheet: Sheet, box: _Box, bar: Bar) -> None:
     fill = sheet.fill(bar.part, bar.style)
     sheet.box(x, y, width, height, tip=bar.tip, fill=fill, stroke="currentColor", stroke_width=0.5)
     if bar.text and width >= text_width(bar.text) + 8:
-        # A halo in the color of the ground keeps the number readable over the hatching of a wait.
+        # A halo in the color of the background keeps the number readable over the hatching of a wait.
         is_hatched = bar.style.fill == PAPER
         halo = HALO if is_hatched else {}
         ink = "currentColor" if is_hatched else bar.style.text
@@ -155,7 +155,7 @@ def _rule(sheet: Sheet, box: _Box, rule: Rule) -> None:
     words = rule.words
     x, y = (box.right, box.y(rule.at)) if rule.is_across else (box.x(rule.at), box.top)
     ends = (box.left, y, x, y) if rule.is_across else (x, y, x, box.bottom)
-    if rule.is_over_bars:  # else it is lost on a bar of its color
+    if rule.is_over_bars:  # visible on a bar of its color
         sheet.line(*ends, stroke=BACKGROUND, stroke_width=rule.width + 4)
     sheet.line(*ends, stroke="currentColor", stroke_width=rule.width, stroke_dasharray="6,3")
     if words.anchor != "end" and x + words.right + text_width(words.text) > box.right:
@@ -168,7 +168,7 @@ def _range(sheet: Sheet, box: _Box, likely: Range) -> None:
     right, down = (0, 5) if likely.is_across else (5, 0)
     strokes = [ends, *([(x - right, y - down), (x + right, y + down)] for x, y in ends)]
     path = "".join(f"M{x:.2f},{y:.2f}L{to_x:.2f},{to_y:.2f}" for (x, y), (to_x, to_y) in strokes)
-    for color, width in ((BACKGROUND, 4), ("currentColor", 1.5)):  # to be seen on bars of any color
+    for color, width in ((BACKGROUND, 4), ("currentColor", 1.5)):  # visible on bars of any color
         sheet.path(path, fill="none", stroke=color, stroke_width=width)
     (x, low), (end, high) = ends
     sheet.box(x - 4, high - 4, end - x + 8, low - high + 8, tip=likely.tip, fill="none", pointer_events="all")

@@ -1,12 +1,12 @@
-"""The picture of a collective, chunk by chunk: who has what, and what is on its way.
+"""The picture of a collective, chunk by chunk: the pieces of each rank, and those on their way.
 
                piece 0    1      2
     rank 0     | 0    | 0    | 0 2  |         a number is a rank that is in the sum, in a color of its own
     rank 1     | 01   | 1    | 1    |
     rank 2     | 2    | 12   | 2    |
 
-A row is a rank, a column a piece of the tensor. Every moment is drawn, each with its time: a player shows the moment at
-its cursor; without a player the picture shows the one half way.
+A row is a rank, a column a piece of the tensor. All moments are drawn, each with its time: a player shows the moment at
+its cursor; without a player the picture shows the middle one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GUTTER, GAP, HIGH, WIDEST = 62.0, 2.0, 14.0, 91.0  # pixels: beside the rows, be
 IN_A_LINE, HALF = 4, 0.5  # numbers; of the time
 COLUMNS = "received (ms)", "from rank", "to rank", "piece", "ranks in the sum"
 Cell = tuple[float, float, float, float]  # left, top, width and height
-Members = tuple[int, ...]  # the ranks whose numbers are in a sum
+Members = tuple[int, ...]  # the ranks in a sum
 
 
 class Sum(NamedTuple):
@@ -43,7 +43,7 @@ class Sum(NamedTuple):
 
 
 def chunk_table(timeline: Timeline, sums: Sequence[Sum], width: int = 415, title: str | None = None) -> Picture:
-    """Draw the content of every rank over time. sums: those that ranks had, and those on their way."""
+    """Draw the content of every rank over time. sums: those of ranks, and those on their way."""
     sheet, top = begin(width, title, [timeline.origin])
     y, ranks, zero, whole = top + 10, timeline.world_size, began(timeline), timeline.makespan
     sheet.text(MARGIN, y, "A number is a rank that is in the sum.", font_size=11)

@@ -22,7 +22,7 @@ def _look(kind: str, label: str) -> Style:
     return STYLES[kind]._replace(label=label)
 
 
-# Where a part belongs to a kind of span, it looks like it: gradients are what a backward pass makes.
+# A part that belongs to a kind of span has its look: a backward pass makes gradients.
 MEMORY_PARTS = {
     "parameters": _look("forward", "parameters"),
     "gradients": _look("backward", "gradients"),
@@ -48,11 +48,11 @@ Parts = Mapping[str, Mapping[str, float]]  # of each bar
 def memory_by_part(
     bars: Mapping[str, Memory | Bytes], capacity: float | None = None, width: int = 800, title: str | None = None
 ) -> Picture:
-    """Draw what lies in a device's memory: a bar for each name, and the bytes a device has for it.
+    """Draw the memory of devices by part: a bar for each name, and the capacity of a device.
 
     bars: planned (`estimate.memory`, or all of `devices(estimate)`) or counted by a ledger (`ledger.peak.held`).
     """
-    held, origins = _held(bars)
+    held, origins = _parts_by_bar(bars)
     largest = max(capacity or 0, *(sum(parts.values()) for parts in held.values()))
     axis, unit = Axis.in_unit("memory of one device", largest, MEMORY, 6, room=1.04)
     styles = _used(MEMORY_PARTS, held)
@@ -63,12 +63,12 @@ def memory_by_part(
     return Picture.of(chart, _memory_summary(held, capacity), rows)
 
 
-def _held(bars: Mapping[str, Memory | Bytes]) -> tuple[Parts, set[str]]:
-    """The parts of each bar, and their origins, which join the names of the bars where they differ."""
+def _parts_by_bar(bars: Mapping[str, Memory | Bytes]) -> tuple[Parts, set[str]]:
+    """The parts of each bar, and their origins, which are added to the names of the bars if they differ."""
     origins = {name: "modelled" if hasattr(one, "buffers") else "measured" for name, one in bars.items()}
     names = with_origins(origins)
-    held = {names[name]: {part: float(getattr(one, part, 0)) for part in MEMORY_PARTS} for name, one in bars.items()}
-    return held, set(origins.values())
+    parts = {names[name]: {part: float(getattr(one, part, 0)) for part in MEMORY_PARTS} for name, one in bars.items()}
+    return parts, set(origins.values())
 
 
 def devices(estimate: Estimate) -> dict[str, Memory]:
@@ -80,7 +80,7 @@ def devices(estimate: Estimate) -> dict[str, Memory]:
 
 
 def step_time_by_part(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:
-    """Draw what the time of a step goes into: a bar for each plan, and where 90% of such steps would end."""
+    """Draw the time of a step by part: a bar for each plan, and the interval of 90% of such steps."""
     times = {name: _time_parts(one) for name, one in estimates.items()}
     ranges = {name: (one.step_time.low, one.step_time.high) for name, one in estimates.items()}
     longest = max(high for _, high in ranges.values())

@@ -9,7 +9,7 @@ from course_lib.figures.palette import ORIGINS, Line, Look, Style
 from course_lib.figures.svg import Sheet, text_width
 
 MARGIN = 16.0
-# How plotly's markers are drawn here, from their middle.
+# Plotly's markers as paths from their middle.
 SYMBOLS = {
     "circle": "m-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
     "square": "m-4,-4h8v8h-8z",
@@ -23,7 +23,7 @@ SYMBOLS = {
 def begin(
     width: int, title: str | None, origins: Collection[str] = (), looks: Mapping[str, Look] = {}
 ) -> tuple[Sheet, float]:
-    """A sheet with a title, a line for each origin in the picture, as nothing is shown without it, and a legend.
+    """A sheet with a title, a line for each origin in the picture (every picture has one), and a legend.
 
     Returns the y below them, too.
     """
@@ -38,10 +38,9 @@ def begin(
 
 
 def draw_legend(sheet: Sheet, looks: Mapping[str, Look], y: float) -> float:
-    """A patch for each style, a piece with its symbol for each line, in as many rows as the sheet needs.
+    """Draw the legend: a patch for each style, a stroke with its symbol for each line, in as many rows as needed.
 
-    Keys are the names of lines, and of the patterns of styles, which have names of their own. Returns where the next
-    thing goes.
+    Keys are the names of lines, and of the patterns of styles, which have names of their own. Returns the y below.
     """
     x = MARGIN
     for key, look in looks.items():
@@ -60,7 +59,7 @@ def draw_legend(sheet: Sheet, looks: Mapping[str, Look], y: float) -> float:
 
 
 def draw_numbers_beside(sheet: Sheet, title: str, numbers: Iterable[tuple[float, str]], left: float, y: float) -> None:
-    """The numbers of an axis, each at its x, with the title in front of them."""
+    """Draw the numbers of an axis, each at its x, with the title in front of them."""
     with sheet.group(text_anchor="middle", font_size=11):
         for x, text in numbers:
             sheet.text(x, y, text)
@@ -68,7 +67,7 @@ def draw_numbers_beside(sheet: Sheet, title: str, numbers: Iterable[tuple[float,
 
 
 def draw_line(sheet: Sheet, look: Line | None, points: Iterable[tuple[float, float]]) -> None:
-    """A curve in its color and dash; without a look a thin one in the color of the text."""
+    """Draw a curve in its color and dash; without a look, a thin one in the color of the text."""
     if look and look.dash is None:
         return
     color, width = (look.color, 2.5) if look else ("currentColor", 1)

@@ -1,4 +1,4 @@
-"""A Gantt chart of what every rank did and when: one row for each rank, time to the right.
+"""A Gantt chart of the activities of every rank: one row for each rank, time to the right.
 
     rank 0  |forward 0|forward 1|\\ wait \\|backward 1|backward 0|
     rank 1  |\\ wait \\|forward 0|forward 1|...
@@ -15,7 +15,7 @@ from functools import partial
 from itertools import groupby
 
 from course_lib.figures.axis import TIMES, number, unit_of
-from course_lib.figures.breakdown import filled
+from course_lib.figures.breakdown import with_final_waits
 from course_lib.figures.frame import MARGIN, begin, draw_numbers_beside
 from course_lib.figures.lanes import FEW, MANY, SMALL, PlacedSpan, Scale, TimelinePanel, began, lanes_of
 from course_lib.figures.palette import INK, ORIGINS, STYLES
@@ -25,7 +25,7 @@ from course_lib.figures.words import heading, rank_rows, span_in_words, summary
 from course_lib.timeline import COMPUTE_KINDS, Timeline
 
 GUTTER = 70.0
-# Pixels. Spans narrower than the first have no outline, which would cover them; those narrower than the second
+# Pixels. Spans narrower than the first have no outline, which would cover them; spans narrower than the second
 # are gathered by pixel column.
 NARROW, DUST = 3.0, 0.5
 MOST_APART = 1500
@@ -43,14 +43,14 @@ def gantt(
 
     compare: a second timeline, drawn below on the same axis; predicted under measured, for instance.
     names: of the two.
-    pinned: another one, drawn small below them on the same axis.
+    pinned: another timeline, drawn small below them on the same axis.
     """
-    shown = [filled(one) for one in (timeline, compare) if one is not None]
-    many = MANY if pinned is None else FEW  # with one more picture below, it still fits a screen
+    shown = [with_final_waits(one) for one in (timeline, compare) if one is not None]
+    many = MANY if pinned is None else FEW  # so that one more picture below fits on the screen
     parts = [(one, name, lanes_of(one, many)) for one, name in zip(shown, names, strict=False)]
     if pinned is not None:
-        parts.append((filled(pinned), "pinned", SMALL))
-    kinds = {span.kind for one, _, _ in parts for span in one.spans if span.duration}  # else not seen
+        parts.append((with_final_waits(pinned), "pinned", SMALL))
+    kinds = {span.kind for one, _, _ in parts for span in one.spans if span.duration}  # otherwise invisible
     sheet, y = begin(width, title, looks={kind: style for kind, style in STYLES.items() if kind in kinds})
     scale = Scale(GUTTER, width - MARGIN, max(one.makespan for one, _, _ in parts))
     panels = []
@@ -65,10 +65,10 @@ def gantt(
 
 
 def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str) -> None:
-    """One timeline under its heading."""
+    """Draw one timeline under its heading."""
     timeline, scale, lanes, top = panel
     text = heading(timeline, name)
-    if text_width(text) > sheet.width:  # its first word says it as well
+    if text_width(text) > sheet.width:  # its first word is the same
         text = text.replace(ORIGINS[timeline.origin], timeline.origin)
     sheet.text(MARGIN, top - 10, text, font_weight="bold")
     with sheet.group(stroke="currentColor", stroke_opacity=0.2):
@@ -105,7 +105,7 @@ def _draw_spans(sheet: Sheet, panel: TimelinePanel) -> None:
                     sheet.box(bar.x, bar.y, bar.width, bar.height, tip=span_in_words(bar.span, zero), fill=fill)
             _draw_together(sheet, [bar for bar in layer if NARROW <= bar.width <= apart])
         _draw_together(sheet, [bar for bar in layer if bar.width < NARROW])
-    if panel.lanes == SMALL:  # no number fits
+    if panel.lanes == SMALL:  # too small for a number
         return
     with sheet.group(fill=INK, text_anchor="middle", font_size=11):
         for _, of_rank in groupby(bars, key=lambda bar: bar.span.rank):
@@ -113,7 +113,7 @@ def _draw_spans(sheet: Sheet, panel: TimelinePanel) -> None:
 
 
 def _gather(dust: list[PlacedSpan]) -> Iterator[PlacedSpan]:
-    """Bars too narrow to see, by pixel column: each kind as wide as all it has there, waits first."""
+    """Gather bars that are too narrow to see, by pixel column: each kind with its total width, waits first."""
     columns: dict[tuple[float, int], list[PlacedSpan]] = defaultdict(list)
     for bar in dust:
         columns[bar.y, int(bar.x)].append(bar)
@@ -121,7 +121,7 @@ def _gather(dust: list[PlacedSpan]) -> Iterator[PlacedSpan]:
         widths: dict[str, float] = defaultdict(float)
         for bar in column:
             widths[bar.span.kind] += bar.width
-        # The shortest wait leaves a hair to see, where it does not crowd out others.
+        # The shortest wait stays visible as a hair, unless it crowds out others.
         if "wait" in widths and sum(widths.values()) < DUST:
             widths["wait"] = DUST
         x = column[0].x
@@ -131,9 +131,9 @@ def _gather(dust: list[PlacedSpan]) -> Iterator[PlacedSpan]:
 
 
 def _apart(bars: list[PlacedSpan]) -> float:
-    """The width above which a bar is an element of its own, with a tooltip: thousands of them are slow in browsers."""
+    """The width above which a bar is its own element, with a tooltip: thousands of them are slow in browsers."""
     widths = sorted((bar.width for bar in bars if bar.width >= NARROW), reverse=True)
-    # A hundredth of a pixel more, so that bars of one length share one fate.
+    # A hundredth of a pixel more, so that bars of equal length are treated equally.
     return widths[MOST_APART] + 0.01 if len(widths) > MOST_APART else 0.999 * NARROW
 
 
@@ -147,7 +147,7 @@ def _draw_together(sheet: Sheet, bars: list[PlacedSpan]) -> None:
 
 
 def _draw_micro_batches(sheet: Sheet, bars: list[PlacedSpan]) -> None:
-    """Write its micro-batch on each bar of one rank that has room for it beside what is drawn over it."""
+    """Write the micro-batch on each bar of one rank, where nothing drawn over the bar covers it."""
     for i, bar in enumerate(bars):
         if bar.span.micro_batch is None or bar.span.kind not in COMPUTE_KINDS:
             continue

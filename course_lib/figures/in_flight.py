@@ -1,4 +1,4 @@
-r"""The micro-batches in flight: how many of them each rank holds activations of, over time.
+r"""The micro-batches in flight: the number whose activations each rank holds, over time.
 
     rank 0      _/~~~\_/~\___     up when a forward begins, down when its backward has ended
     at most 3
@@ -39,11 +39,11 @@ class Activations(NamedTuple):
         return max((count for _, count in self.steps), default=0.0)
 
 
-def held(timeline: Timeline) -> list[Activations]:
-    """How many micro-batches' activations each rank holds, and when, as its computations were recorded.
+def held_activations(timeline: Timeline) -> list[Activations]:
+    """The number of micro-batches whose activations each rank holds, over time, from its recorded computations.
 
     A micro-batch is held from the start of its forward to the end of its backward, or of its weight gradient where
-    the backward was split. On a rank with several stages it counts for each with that stage's share of them.
+    the backward was split. On a rank with several stages, each stage counts with its share of a micro-batch.
     """
     return [Activations(rank, _steps(timeline.of(rank), began(timeline))) for rank in range(timeline.world_size)]
 
@@ -55,7 +55,7 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
             lives[span.stage, span.micro_batch] += [span.start, span.end]
     weight = 1 / max(1, len({stage for stage, _ in lives}))
     changes = [(min(times), weight) for times in lives.values()] + [(max(times), -weight) for times in lives.values()]
-    # Of two at the same time, the one that frees comes first.
+    # Of two events at the same time, the one that frees comes first.
     changes = sorted((round(when - zero, 9), change) for when, change in changes)
     counts = accumulate(change for _, change in changes)
     return [(0.0, 0.0), *((when, round(count, 6)) for (when, _), count in zip(changes, counts, strict=True))]
@@ -63,7 +63,7 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
 
 def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) -> Picture:
     """Draw what each rank holds over time."""
-    ranks = held(timeline)
+    ranks = held_activations(timeline)
     time, size = Axis.in_unit("time", timeline.makespan, TIMES, round((width - MARGIN - GUTTER) / 60))
     time = replace(time, high=time.high or 1, has_grid=False)
     most = max([1.0, *(one.most for one in ranks)])
@@ -74,12 +74,12 @@ def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) ->
 
 
 def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
-    """A rank's row. size: how many seconds 1 on the time axis stands for."""
+    """A rank's row. size: the seconds of 1 on the time axis."""
     names = (f"rank {one.rank}", -13, 12), (f"at most {number(one.most)}", -2, 11)
     marks: list[Mark] = [
         Point(0, 0, "", Label(name, -8, down, "end", font, is_bold=False)) for name, down, font in names
     ]
-    steps = pairwise([(0.0, 0.0), *dict(one.steps).items()])  # of two at once the last
+    steps = pairwise([(0.0, 0.0), *dict(one.steps).items()])  # of two events at once, the last
     stairs = [Point(when / size, n) for (_, before), (when, after) in steps for n in (before, after)]
     marks.append(Curve(f"rank {one.rank}", stairs, LINES[0], is_filled=True))
     return Panel(time, Axis("", 0, most, has_grid=False), marks, ROW, GUTTER, MARGIN, head=0.0, foot=GAP)

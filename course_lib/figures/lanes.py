@@ -1,4 +1,4 @@
-"""Where the spans of a timeline lie: one row for each rank, and under its bars a thin lane for the background."""
+"""The places of a timeline's spans: one row for each rank, and under its bars a thin lane for the background."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FEW, MANY = 4, 16  # ranks
 
 
 class TimelinePanel(NamedTuple):
-    """Where a timeline is drawn, in pixels. top: of the row of rank 0."""
+    """The place of a drawn timeline, in pixels. top: of the row of rank 0."""
 
     timeline: Timeline
     scale: Scale
@@ -61,7 +61,7 @@ class TimelinePanel(NamedTuple):
         return self.row(self.timeline.world_size)
 
     def row(self, rank: int) -> float:
-        """Where the row of a rank begins."""
+        """The y at which the row of a rank begins."""
         return self.top + rank * self.lanes.pitch
 
     def bars(self) -> Iterator[PlacedSpan]:
@@ -80,5 +80,5 @@ def lanes_of(timeline: Timeline, many: int) -> Lanes:
     ranks = timeline.world_size
     bar, gap = (26.0, 5.0) if ranks <= FEW else (20.0, 3.0) if ranks <= many else (12.0, 3.0)
     lane = 6.0 if any(span.background for span in timeline.spans) else 0.0
-    bar -= lane if ranks <= many else 0  # the numbers of micro-batches still fit
+    bar -= lane if ranks <= many else 0  # the least for the numbers of micro-batches
     return Lanes(bar, lane, bar + lane + gap)

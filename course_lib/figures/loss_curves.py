@@ -1,4 +1,4 @@
-"""Loss curves: how the loss of each training falls, one line for each."""
+"""Loss curves: the loss over the steps of each training, one line for each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from course_lib.figures.chart import Axis, Chart, Curve, Label, Panel, Point
 from course_lib.figures.palette import Line, lines_of
 from course_lib.figures.picture import Picture, Row
 
-LAST = 20  # steps whose mean is the loss at the end: one step alone is too noisy
+LAST = 20  # steps averaged for the loss at the end, as one step alone is too noisy
 
 
 def loss_curves(
@@ -20,7 +20,7 @@ def loss_curves(
     """Draw losses over the steps of trainings.
 
     curves: the loss of each step, by the name of the training. One that is not finite ends its line.
-    steps: how many there will be, for a training that is still going on.
+    steps: their final number, for a training that is still going on.
 
     Raises ValueError if there is nothing to draw, or more lines than can be told apart.
     """
@@ -45,7 +45,7 @@ def loss_curves(
 
 
 def loss_at_end(losses: Sequence[float]) -> float:
-    """The mean loss of the last steps; NaN where one of them is not finite."""
+    """The mean loss of the last steps; NaN if one of them is not finite."""
     last = losses[-LAST:]
     return sum(last) / len(last) if all(map(math.isfinite, last)) else math.nan
 

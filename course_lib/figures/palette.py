@@ -1,4 +1,4 @@
-"""How each kind of span looks: a color that color-blind readers can tell apart, and a pattern for everyone.
+"""The look of each kind of span: a color that color-blind readers can tell apart, and a pattern for everyone.
 
 The colors are close to those of Okabe and Ito 2008, "Color Universal Design". Each pattern is drawn on a tile of
 8 by 8 pixels in a second shade, and text on a bar is readable over both.
@@ -12,11 +12,11 @@ from typing import NamedTuple
 INK = "#1a1a1a"
 PAPER = "#ffffff"
 OPACITY = {False: 0.9, True: 0.35}  # opacity of dots, by whether they are pale
-LIKELY = "where 90% of such runs lie"  # what the legend calls the ranges around estimates
+LIKELY = "where 90% of such runs lie"  # the name of ranges around estimates in the legend
 
 
 RISING, FALLING = "M-2,2l4,-4M0,8l8,-8M6,10l4,-4", "M-2,6l4,4M0,0l8,8M6,-2l4,4"
-PATTERNS = {  # as SVG path data, by what plotly calls the nearest of its own
+PATTERNS = {  # SVG path data, by the name of the most similar pattern of plotly
     "": "",
     "/": RISING,
     "\\": FALLING,
@@ -29,7 +29,7 @@ PATTERNS = {  # as SVG path data, by what plotly calls the nearest of its own
 
 
 class Style(NamedTuple):
-    """How a kind of span looks. label: its name in the legend. fill, shade: colors of the bar and its pattern.
+    """The look of a kind of span. label: its name in the legend. fill, shade: colors of the bar and its pattern.
 
     text: a color that is readable over both."""
 
@@ -54,7 +54,7 @@ STYLES = {
     "wait": Style("wait", PAPER, "#8a8a8a", "\\"),
 }
 
-# The owner of a share, for up to eight ranks.
+# The color of a rank's share, for up to eight ranks.
 RANKS = (
     Style("rank 0", "#8bcbf1", "#8bcbf1"),
     Style("rank 1", "#ffc04d", "#c98a00", "/"),
@@ -74,7 +74,7 @@ ORIGINS = {
 
 
 class Line(NamedTuple):
-    """How one line of a chart looks; symbol: one of plotly's marker names.
+    """The look of one line of a chart. symbol: one of plotly's marker names.
 
     dash: lengths in pixels, "" for a line without gaps, None for symbols alone.
     """
@@ -96,12 +96,12 @@ LINES = (
 
 
 def lines_of(names: Iterable[str]) -> dict[str, Line]:
-    """How the lines with these names look. Raises ValueError for more than can be told apart."""
+    """The looks of lines, by name. Raises ValueError for more lines than can be told apart."""
     known = list(names)
     if len(known) > len(LINES):
         raise ValueError(f"{len(known)} lines cannot be told apart; draw at most {len(LINES)} in one chart")
     return dict(zip(known, LINES, strict=False))
 
 
-# The same colors for dots, without the second one, which is for lines drawn over them.
+# The same colors for dots, except the second one, which is for lines drawn over them.
 DOTS = (LINES[0], LINES[2], LINES[3], Line("#767676", None, "cross"), Line("#9a7d0a", None, "triangle-down"))

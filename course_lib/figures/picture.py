@@ -1,9 +1,9 @@
-"""A picture that shows wherever a notebook is opened.
+"""A picture that is visible wherever a notebook is opened.
 
-A stored notebook is often seen where no script runs and inline SVG is cut out (GitHub, a fresh clone that
-JupyterLab does not trust yet). What shows everywhere is an image with its data in the page, so that is what
-a cell stores. An image has no tooltips; empty elements laid over it carry them, and vanish without a trace
-where styles are cut out.
+A stored notebook is often opened where no script runs and inline SVG is removed (GitHub, a fresh clone that
+JupyterLab does not trust yet). Only an image with its data in the page is visible everywhere, so a cell stores
+that. An image has no tooltips; empty elements laid over it carry them, and vanish without a trace where styles
+are removed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[Row]
 class Picture:
     """A drawing, the sentence that sums it up, and the numbers behind it.
 
-    summary: one plain sentence, for those who cannot see the picture and for those who can.
+    summary: one plain sentence, for readers who cannot see the picture and for those who can.
     rows: the numbers behind the picture, one dictionary of column to value for each row.
-    chart: what was drawn, where it can be drawn by plotly as well.
-    timelines: those it shows, and their places.  beside: draws it with another one, small, below.
+    chart: its data, if plotly can draw it, too.
+    timelines: the drawn ones, with their places.  beside: draws it again, with another one below, small.
     """
 
     sheet: Sheet
@@ -61,16 +61,16 @@ class Picture:
     def inline(self, key: str | None = None) -> str:
         """HTML for `widgets.HTML`: the picture in the colors of JupyterLab's theme, with tooltips, and its numbers.
 
-        key: what its ids begin with, by default something new each time. If a page had the same ids twice and
+        key: the prefix of its ids, by default a new one each time. If a page had the same ids twice and
             the first were out of sight, the second would lose its patterns (Chromium paints nothing then).
         """
         svg = self.sheet.write(self.summary, themed=True, key=key or f"p{secrets.token_hex(4)}")
         return svg + self._numbers("In words and numbers")
 
     def _ipython_display_(self) -> None:
-        """A chart is two outputs, since JupyterLab shows one kind of each: the figure, and below it its numbers.
+        """Show a chart as two outputs, since JupyterLab shows one kind of each: the figure, and its numbers below.
 
-        Where no script runs, the image stands in for the figure.
+        Without scripts, the image replaces the figure.
         """
         from IPython.display import display
 
@@ -95,7 +95,7 @@ class Picture:
         )
 
     def _numbers(self, heading: str = "") -> str:
-        """The summary, with the numbers folded under it; or both, folded under a heading."""
+        """The summary with the numbers folded under it, or both folded under a heading."""
         sentence = clean(self.summary)
         if not self.rows:
             return f"<p>{sentence}</p>"
@@ -111,7 +111,7 @@ def _cell(value: object) -> str:
 
 
 def _largest(tips: list[Tip]) -> list[Tip]:
-    """The tips worth storing: wide enough to hit with a mouse, and few enough to keep the notebook small."""
+    """The tips to store: wide enough to hit with a mouse, and few enough to keep the notebook small."""
     wide = [tip for tip in tips if tip.width >= NARROWEST_TIP]
     chosen = set(sorted(range(len(wide)), key=lambda i: -wide[i].width)[:MOST_TIPS])
     return [tip for i, tip in enumerate(wide) if i in chosen]

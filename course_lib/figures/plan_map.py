@@ -1,4 +1,4 @@
-"""Every plan as a point: what it needs of a device's memory, and how long its step takes."""
+"""A map of plans: each is a point, by its memory on a device and its step time."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def plan_map(
 ) -> Picture:
     """Draw every plan that a search found: memory across, time up, both by powers.
 
-    by: what the color of a dot means, "tp", "zero" or "recompute".  marked: plans to point out, by their labels.
+    by: the meaning of the color of a dot, "tp", "zero" or "recompute".  marked: plans to label, by their labels.
 
-    The line is the Pareto front, the plans that no other beats in both; left of the dashed line plans fit. The front's
-    two ends show their intervals: an error in the machine's figures makes all plans slower or faster together.
+    The line is the Pareto front, the plans that no other plan beats in both; plans left of the dashed line fit. The two
+    ends of the front have intervals: an error in the machine's figures makes all plans slower or faster together.
     """
     clouds = list(_clouds(found, by))
     legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}

@@ -22,8 +22,8 @@ Times = Mapping[str, Mapping[int, float]]  # seconds, by algorithm and number of
 class Timing:
     """The time of a step on some number of ranks.
 
-    seconds: for `work` units of whatever is counted (samples, tokens); leave `work` alone where the step
-        is the same for any number of ranks.
+    seconds: for `work` units of whatever is counted (samples, tokens); leave out `work` if the step is the same for
+        any number of ranks.
     label: tells the lines of one chart apart ("overlap", "no overlap").
     """
 
@@ -45,7 +45,7 @@ class Timing:
 
     @classmethod
     def planned(cls, estimate: Estimate, label: str = "") -> Timing:
-        """The timing of a step that was planned, not run; its work is counted in samples."""
+        """The timing of a planned step; its work is counted in samples."""
         seconds = estimate.step_time.total
         return cls(estimate.cluster.devices, seconds, "modelled", estimate.global_batch, label)
 
@@ -53,7 +53,7 @@ class Timing:
 def speed_up(timings: Iterable[Timing], width: int = 560, title: str | None = None) -> Picture:
     """Draw the speed-up over the number of ranks, one line for each label and origin, against the ideal.
 
-    Speed is work by seconds, the median where a number of ranks was timed more than once. A line is relative to
+    Speed is work divided by seconds, the median if a number of ranks was timed more than once. A line is relative to
     its own smallest number of ranks, which counts as ideal.
 
     Raises ValueError if there are no timings or more lines than can be told apart.
@@ -107,7 +107,7 @@ def _line(name: str, speeds: dict[int, float], look: Line) -> Curve:
 
 
 def collective_times(panels: Mapping[str, Times], width: int = 850, title: str | None = None) -> Picture:
-    """Draw modelled times beside each other. panels: by what is sent, such as "an all-reduce of 1 MB"."""
+    """Draw modelled times beside each other. panels: by operation, such as "an all-reduce of 1 MB"."""
     looks = lines_of(next(iter(panels.values())))
     rows: list[dict[str, object]] = [
         {"what": what, "ranks": ranks, **{name: duration(times[name][ranks]) for name in times}}

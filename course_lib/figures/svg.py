@@ -13,15 +13,15 @@ from course_lib.figures.palette import INK, PAPER, Style
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-# Stand-ins for what is known only when the sheet is written out. No text contains them: they are not XML.
+# Placeholders for values known only when the sheet is written. No text contains them: they are not XML.
 TITLED = re.compile(r"><title>[^<]*</title></\w+>")
 HIDDEN = re.compile(r'<g [^>]*visibility="hidden"[^>]*>.*?</g>')
 KEY, BACKGROUND = "\x00", "\x01"
 PIXEL = "var(--jp-content-font-size1,14px) / 14"
-# The style of what has pictures in it. They grow with the text of JupyterLab's page; and where more fits, until their
-# smallest labels have 16 pixels: across as many as the widest have, down what a page of 1280 x 800 shows of a notebook.
+# The style of containers of pictures, which grow with the text of JupyterLab's page and with the room, until their
+# smallest labels have 16 pixels: in width up to the widest picture, in height up to a notebook on a 1280 x 800 page.
 ROOMY = f"container-type:inline-size;--course-pixel:max({PIXEL},min({PIXEL}*16/11,100cqw/840,(100vh - 121px)/679))"
-# Attributes of a text that lies over lines or patterns: the ground shines through around it.
+# Attributes of a text over lines or patterns: a margin in the color of the background.
 HALO = {"stroke": BACKGROUND, "stroke_width": 4, "paint_order": "stroke"}
 
 
@@ -36,7 +36,7 @@ class Tip(NamedTuple):
 
 
 class Sheet:
-    """Elements in the order they are painted, in pixels from the top left. Set `height` before writing it out."""
+    """Elements in the order of painting, in pixels from the top left. Set `height` before writing it."""
 
     def __init__(self, width: float) -> None:
         self.width = width
@@ -65,7 +65,7 @@ class Sheet:
 
     @contextmanager
     def group(self, **attributes: object) -> Iterator[None]:
-        """Give the attributes to everything drawn meanwhile."""
+        """Give these attributes to everything drawn in the block."""
         self._body.append(f"<g{_attributes(attributes)}>")
         yield
         self._body.append("</g>")
@@ -85,10 +85,10 @@ class Sheet:
     def write(self, label: str, themed: bool = False, tips: bool = True, key: str = "") -> str:
         """The sheet as SVG. The same drawing gives the same text.
 
-        label: read aloud instead of the picture. tips: show what the mouse rests on.
-        key: what the ids of the patterns begin with, by default a hash of the drawing.
-        themed: take the colors of text and ground from JupyterLab's theme, which only works where the SVG
-            stands in the page itself; else it is dark on a white card of its own.
+        label: read aloud instead of the picture. tips: whether the mouse shows them.
+        key: the prefix of the ids of patterns, by default a hash of the drawing.
+        themed: take the colors of text and background from JupyterLab's theme, which only works if the SVG is part of
+            the page; otherwise it is dark on a white card.
         """
         fit = f"width:{scaled(self.width)}" if themed else "max-width:100%"
         ink = f"var(--jp-ui-font-color1,{INK})" if themed else INK
@@ -102,7 +102,7 @@ class Sheet:
         )
         if not tips:
             markup = TITLED.sub("/>", markup)
-        if not themed:  # no player reaches an image
+        if not themed:  # no player can reach an image
             markup = HIDDEN.sub("", markup)
         key = key or "p" + hashlib.sha1(markup.encode()).hexdigest()[:8]
         return markup.replace(KEY, key).replace(BACKGROUND, ground)
@@ -111,7 +111,7 @@ class Sheet:
 def moving(periods: Iterable[tuple[float, float]], still: float | None = None) -> dict[str, Any]:
     """Attributes of an element that a player shows only in these periods, which are fractions of its whole time.
 
-    still: which moment a picture shows without a player.
+    still: the moment that a picture shows without a player.
     """
     found = list(periods)
     when = {"data_when": " ".join(f"{start:.4f} {min(end, 2):.4f}" for start, end in found)}
@@ -120,17 +120,17 @@ def moving(periods: Iterable[tuple[float, float]], still: float | None = None) -
 
 
 def clean(text: str) -> str:
-    """Text as it may stand in XML and HTML, in elements and in attributes."""
+    """Text escaped for XML and HTML, in elements and in attributes."""
     return escape(NOT_XML.sub("\ufffd", text))
 
 
 def scaled(pixels: float) -> str:
-    """A CSS length that is `pixels` beside JupyterLab's usual 14-pixel text, and grows with the text and the room."""
+    """A CSS length: `pixels` with JupyterLab's usual text of 14 pixels, growing with the text and the room."""
     return f"calc({pixels:g} * var(--course-pixel,{PIXEL}))"
 
 
 def text_width(text: str, size: float = 12) -> float:
-    """The approximate width of a text in pixels; fonts differ, so this is on the generous side."""
+    """The approximate width of a text in pixels; fonts differ, so this is rather too much."""
     return 0.62 * size * len(text)
 
 

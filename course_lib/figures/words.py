@@ -12,7 +12,7 @@ from course_lib.figures.picture import Row
 from course_lib.planner import Plan
 from course_lib.timeline import Span, Timeline
 
-RECOMPUTED = {"none": "nothing", "full": "every layer"}  # by the name of a plan's recomputation
+RECOMPUTED = {"none": "nothing", "full": "every layer"}  # by the plan's recomputation
 
 
 def heading(timeline: Timeline, name: str = "") -> str:
@@ -27,7 +27,7 @@ def _untimed(timeline: Timeline) -> str:
 
 
 def summary(timeline: Timeline, compare: Timeline | None = None) -> str:
-    """The picture of a timeline, and of the one below it, in one sentence."""
+    """One sentence about the picture of a timeline, and of the one below it."""
     who = f"{counted(timeline.world_size, 'rank')}, {duration(timeline.makespan)}, {timeline.origin}"
     what = _average(timeline) + _longest_wait(timeline) if timeline.makespan else "nothing was recorded"
     below = (
@@ -37,7 +37,7 @@ def summary(timeline: Timeline, compare: Timeline | None = None) -> str:
 
 
 def span_in_words(span: Span, zero: float) -> str:
-    """A span in one line: what it is and when; `zero` is the start of its timeline."""
+    """A span in one line: its activity and its times. zero: the start of its timeline."""
     start, end = duration(span.start - zero), duration(span.end - zero)
     return f"rank {span.rank}: {activity(span)}; {duration(span.duration)}, from {start} to {end}"
 
@@ -73,7 +73,7 @@ def rank_rows(timeline: Timeline) -> list[Row]:
 
 
 def plan_in_words(plan: Plan) -> str:
-    """A plan in one line, without what it does not use."""
+    """A plan in one line, without the fields that it does not use."""
     each = f" with {plan.virtual_stages} stages each" if plan.virtual_stages > 1 else ""
     some = f" of {percent(plan.recomputed)} of the layers" if plan.recomputed < 1 else ""
     parts = [
@@ -101,17 +101,21 @@ def _average(timeline: Timeline) -> str:
 
 
 def _longest_wait(timeline: Timeline) -> str:
-    """The rank that waited longest, and what for; nothing if there is only one rank."""
-    rank = max(range(timeline.world_size), key=timeline.waiting)
-    if timeline.world_size == 1 or not timeline.waiting(rank):
+    """The rank that waited longest, and for what, or that all waited equally; nothing if there is only one rank."""
+    waits = [timeline.waiting(rank) for rank in range(timeline.world_size)]
+    longest = max(waits)
+    if timeline.world_size == 1 or not longest:
         return ""
+    if isclose(min(waits), longest):
+        return "; all waited equally long"
+    rank = waits.index(longest)
     reasons: dict[str, float] = defaultdict(float)
     for span in timeline.of(rank):
         if span.kind == "wait" and not span.background:
             reasons[_reason(span)] += span.duration
     (reason, _), *others = sorted(reasons.items(), key=lambda item: -item[1])
     mostly = "mostly " if others else ""
-    return f"; rank {rank} waited longest, {percent(timeline.waiting(rank) / timeline.makespan)}, {mostly}{reason}"
+    return f"; rank {rank} waited longest, {percent(longest / timeline.makespan)}, {mostly}{reason}"
 
 
 def _reason(span: Span) -> str:

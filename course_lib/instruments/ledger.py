@@ -1,9 +1,9 @@
-"""The memory ledger: what a rank holds for training, in bytes, while it trains.
+"""The memory ledger: the bytes that a rank holds while it trains, by kind.
 
     bytes      parameters   there all the time
       ^        optimizer    made by the first step, there from then on
       |        gradients    grow through the backward pass, until they are set to None
-      |        activations  what forward operations save for backward: they grow, and go as backward uses them
+      |        activations  saved by forward operations for backward: they grow, and go as backward uses them
       |             ____
       |         ___/    \\___                     the peak is where forward turns into backward
       |     ___/            \\____
@@ -15,12 +15,12 @@
         ledger.peak.held, ledger.peak.activations
 
 Bytes are those of storages, each counted once: a tied parameter, the views of a flat buffer, and a tensor that three
-operations save are one storage. A storage counts whole, as it is kept whole, where only a view of it is used. A
+operations save are one storage. A storage counts whole even if only a view of it is used, since it is kept whole. A
 storage that would belong to several kinds counts as the first of: parameters, gradients, optimizer, activations.
 
-Autograd tells what it saves (`torch.autograd.graph.saved_tensors_hooks`), so nothing is estimated, and nothing is
-computed differently. What it does not tell is not in the ledger: temporary results inside an operation, an
-allocator's leftovers, communication buffers that no gradient lives in.
+Autograd reports what it saves (`torch.autograd.graph.saved_tensors_hooks`), so nothing is estimated, and nothing is
+computed differently. The ledger leaves out what autograd does not report: temporary results inside an operation, the
+free memory of an allocator, communication buffers without gradients.
 
 A Transformer block of model.py saves, for b samples of s tokens, hidden size h, a heads, MLP width f and e bytes per
 number:
@@ -37,10 +37,10 @@ With f = 4 h and e = 2 the terms in h are 32 s b h. Korthikanti et al. 2022 coun
     - a s^2 b     mask of the dropout on scores, likewise
     - 4 a s^2 b   scores after softmax, and after dropout: scaled_dot_product_attention does not save them. Its
                   backward pass computes them anew from query, key and log-sum-exp (Dao et al. 2022)
-    + 8 s b + 4 a s b     the norms' statistics and the log-sum-exp, which they leave out as small
+    + 8 s b + 4 a s b     the norms' statistics and the log-sum-exp, which the paper leaves out as small
 
-Fewer heads of keys and values change nothing here: Attention repeats them to a heads first, and those are what is
-saved. This is the CPU; kernels of a GPU round some of it up and keep the norms' statistics in 32 bits.
+Fewer heads of keys and values change nothing here: Attention repeats them to a heads first, and saves those. This
+holds on the CPU; kernels of a GPU round some of it up and keep the norms' statistics in 32 bits.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.1;
 Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness";
@@ -87,9 +87,9 @@ class Bytes:
 class Sample(NamedTuple):
     """The bytes held at one moment of a ledger.
 
-    event: "start"; "forward", a block has returned; "turn", activations are about to fall after they have grown, as
-        when a backward pass begins; "backward", a block's part of it is about to begin; "step" and "stepped", before
-        and after the optimizer's; "end"; or what `Ledger.record` was told.
+    event: "start"; "forward", after a block; "turn", before activations fall after they have grown, as at the start
+        of a backward pass; "backward", before a block's backward pass; "step" and "stepped", before and after the
+        optimizer's step; "end"; or the argument of `Ledger.record`.
     """
 
     event: str
@@ -99,9 +99,9 @@ class Sample(NamedTuple):
 def count(model: nn.Module, optimizer: Any = None) -> Bytes:
     """Count the bytes that this rank holds now: the module's parameters and gradients, and the optimizer's state.
 
-    optimizer: a torch.optim.Optimizer, as those of the mechanisms are, too.
+    optimizer: a torch.optim.Optimizer, such as those of the mechanisms.
     Activations are zero, as nobody knows what was saved before; see `Ledger`. A module on the device "meta", which
-    holds no numbers, counts what it would hold elsewhere.
+    holds no numbers, counts as on any other device.
 
     Raises TypeError for another optimizer.
     """
@@ -117,29 +117,29 @@ def count(model: nn.Module, optimizer: Any = None) -> Bytes:
 
 
 class Ledger:
-    """Records what a module and its optimizer hold on this rank, from the start of the `with` block to its end.
+    """A record of the bytes that a module and its optimizer hold on this rank during the `with` block.
 
     model: the module. Its blocks, after which samples are taken, are its children; where it has only one child, as
         TinyGPT and DataParallel have, that child's, and so on.
     optimizer: see `count`; samples are taken around its step(), too.
 
     samples: a Sample for each event, in order.
-    now: what is held at this moment.
-    peak: the sample with the largest total, the first of equals.
+    now: the bytes held at this moment.
+    peak: the sample with the largest total, the first of equal ones.
 
-    Only the innermost of several open ledgers, or of other saved_tensors_hooks, is told what is saved. So
-    checkpointing with use_reentrant=False hides what a block computes anew while its backward pass runs; with
-    use_reentrant=True it is seen.
+    Autograd reports to the innermost saved_tensors_hooks only, those of other open ledgers included. So checkpointing
+    with use_reentrant=False hides what a block recomputes during its backward pass; with use_reentrant=True it is
+    seen.
 
     Raises TypeError for an optimizer that `count` refuses.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any = None) -> None:
         self.model, self.optimizer = model, optimizer
-        count(model, optimizer)  # refuses what it cannot count
+        count(model, optimizer)  # raises TypeError for what it cannot count
         self.samples: list[Sample] = []
         self._is_open = self._is_growing = False
-        # For each storage that autograd holds: its bytes when it was saved, and how many saved tensors live in it.
+        # For each storage that autograd holds: its bytes when it was saved, and the number of saved tensors in it.
         self._sizes: dict[UntypedStorage, int] = {}
         self._uses: Counter[UntypedStorage] = Counter()
 
@@ -185,7 +185,7 @@ class Ledger:
         self.samples.append(Sample(event, self.now))
 
     def _save(self, tensor: Tensor) -> tuple[Tensor, int]:
-        """Called by autograd for each tensor it saves; autograd keeps the returned value until backward has used it."""
+        """Note a tensor that autograd saves; autograd keeps the returned value until backward has used it."""
         origin = tensor if tensor._base is None else tensor._base
         is_own = isinstance(origin, nn.Parameter) or id(origin) in self._buffers
         storages = [] if is_own else _storages(tensor)
@@ -195,7 +195,7 @@ class Ledger:
         self._is_growing = True
         # An operation's own output refers to the operation; holding it directly would keep both alive forever.
         kept = tensor.detach()
-        weakref.finalize(kept, self._forget, storages).atexit = False  # when autograd drops it
+        weakref.finalize(kept, self._forget, storages).atexit = False  # when autograd frees it
         return kept, kept._version
 
     def _forget(self, storages: list[UntypedStorage]) -> None:
@@ -210,7 +210,7 @@ class Ledger:
 
 def _give_back(saved: tuple[Tensor, int]) -> Tensor:
     tensor, version = saved
-    if tensor._version != version:  # autograd looks for this itself, but not where hooks are
+    if tensor._version != version:  # autograd makes this check itself, but not with hooks
         raise RuntimeError(
             f"a tensor of shape {list(tensor.shape)} that backward needs was changed in place "
             f"(version {tensor._version}, saved at {version}); use an operation that makes a new one"
@@ -219,7 +219,7 @@ def _give_back(saved: tuple[Tensor, int]) -> Tensor:
 
 
 def _holders(model: nn.Module, optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors whose storages are to be counted; those of the optimizer include parameters of its own."""
+    """The tensors whose storages are counted; those of the optimizer include parameters of its own."""
     tensors = [*model.parameters(), *model.buffers()]
     if optimizer is None:
         return tensors, []
@@ -230,7 +230,7 @@ def _holders(model: nn.Module, optimizer: Any) -> tuple[list[Tensor], list[Tenso
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The children of the first module, from the outside in, that has not just one; or the module itself."""
+    """The children of the first module, from the outside in, that does not have exactly one; or the module itself."""
     children = list(model.children())
     return _blocks(children[0]) if len(children) == 1 else children or [model]
 

@@ -1,4 +1,4 @@
-"""Watches a student's function on its rank from below: the memory it takes and the tensors it sends.
+"""The watch over a student's function on its rank: the memory that it takes and the tensors that it sends.
 
 torch shows every operation to a dispatch mode, those of torch.distributed included, so both are counted exactly
 and come out the same in every run.
@@ -25,10 +25,10 @@ class Sent(NamedTuple):
 
 
 class Watch(TorchDispatchMode):
-    """Watches the code inside `with Watch() as watch:`.
+    """A watch over the code inside `with Watch() as watch:`.
 
-    peak: the most bytes of tensor memory held at one time beyond what was there before.
-    sent: what went into every message that was sent and every collective, in order.
+    peak: the most bytes of tensor memory held at one time, beyond those held before.
+    sent: the tensors of every message sent and of every collective, in order.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Watch(TorchDispatchMode):
         self.peak = 0
         self.sent: list[Sent] = []
         self._held = 0
-        # The tensors of the last two collectives: gloo releases what it was given a little later, at no fixed moment.
+        # The tensors of the last two collectives: gloo releases its inputs a little later, at no fixed moment.
         self._given: deque[list[Tensor]] = deque(maxlen=2)
         self._known: dict[int, object] = {}  # storages: by id, those from before and those still alive
 
@@ -53,7 +53,7 @@ class Watch(TorchDispatchMode):
 
     def _note(self, operation: str, args: Any) -> None:
         peer = args[2] if operation == "send" else -1
-        if not operation.startswith("recv"):  # if there is an output as well, it comes before the input
+        if not operation.startswith("recv"):  # an output comes before the input
             given = tensors_in(args[1]) or tensors_in(args[0])
             if operation != "send":
                 self._given.append(given)

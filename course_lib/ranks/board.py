@@ -28,7 +28,7 @@ PATIENCE = 0.2  # seconds for a rank to finish writing; it may have been killed
 class Moments(NamedTuple):
     """One operation of one rank on the clock of its run, in seconds.
 
-    moving: when its data could begin to move, since all that it depends on had come.
+    moving: when its data could begin to move, because everything that it depends on had arrived.
     blocked: when the rank began to wait for its end; None if it did not.
     """
 
@@ -42,7 +42,7 @@ class Moments(NamedTuple):
 class Operation:
     """One call to a process group by one rank.
 
-    order: how many of the same kind came before it on this rank: collectives are counted by group,
+    order: the number of operations of its kind before it on this rank: collectives are counted by group,
         messages by group, sender, receiver and tag. Equal orders on two ranks belong together.
     posted, blocked, ended: seconds when the call began, when the rank began to wait for its end, and
         when it ended; 0.0 for not yet. These are real, whatever the clock of the run.
@@ -60,10 +60,10 @@ class Operation:
     blocked: float = 0.0
     ended: float = 0.0
     is_async: bool = False
-    handed_on: bool = False  # somebody waits on its future, where no trace can see
-    in_handler: bool = False  # called while an exception was handled, or on its way through a finally
+    handed_on: bool = False  # somebody waits on its future, out of sight of the trace
+    in_handler: bool = False  # called while an exception was handled, or passed through a finally
     name: str = ""
-    detail: str = ""  # what else must fit on all ranks: the reduce operation, rows taken and given as "2,2>1,3"
+    detail: str = ""  # must fit on all ranks, too: the reduce operation, or rows taken and given, as "2,2>1,3"
     shape: str = ""
     dtype: str = ""
     line: str = ""  # "file:number" of the caller's own code
@@ -72,7 +72,7 @@ class Operation:
 
     @property
     def family(self) -> str:
-        """Only operations of one family can belong together: "message", "collective" or "new_group"."""
+        """The family: "message", "collective" or "new_group". Only operations of one family can match."""
         return _family(self.name)
 
     @property
@@ -88,7 +88,7 @@ class Operation:
         return self.blocked > 0 and not self.ended
 
     def meeting(self, rank: int) -> tuple:
-        """The same for both sides of a message and for all calls of a collective; `rank`: whose operation it is."""
+        """A key, equal for both sides of a message and for all calls of a collective. rank: of this operation."""
         if not self.is_message:
             return (self.group, self.family, self.order)
         ends = (rank, self.peer) if self.is_send else (self.peer, rank)
@@ -98,7 +98,7 @@ class Operation:
         return [rank for rank in range(MAX_WORLD_SIZE) if self.members >> rank & 1]
 
 
-@functools.cache  # a run of a thousand operations asks ten thousand times
+@functools.cache  # called ten thousand times in a run of a thousand operations
 def _family(name: str) -> str:
     if name.endswith(("send", "recv")) or name == "recv_any_source":
         return "message"
@@ -108,7 +108,7 @@ def _family(name: str) -> str:
 def belong(op: Operation, rank: int, theirs: Operation, other: int) -> bool:
     """Whether `op` of `rank` and `theirs` of `other` are two sides of one message or collective.
 
-    A later one of the same kind counts too: it proves that theirs has long been posted.
+    A later operation of the same kind counts, too: it proves that the matching one was posted before.
     """
     if op.group != theirs.group or op.family != theirs.family:
         return False
@@ -121,7 +121,7 @@ def belong(op: Operation, rank: int, theirs: Operation, other: int) -> bool:
     return op.peer == other and theirs.peer == rank and theirs.order >= op.order
 
 
-_TEXTS = 5  # the last fields on the board, from `name` to `line`
+_TEXTS = 5  # number of text fields, the last ones on the board: from `name` to `line`
 _ON_BOARD = [f.name for f in fields(Operation)][:-2]
 _numbers_of, _texts_of = attrgetter(*_ON_BOARD[:-_TEXTS]), attrgetter(*_ON_BOARD[-_TEXTS:])
 
@@ -150,12 +150,12 @@ class Board:
         return self.headers[rank][1]
 
     def answer(self, rank: int, events: int, acting: int) -> None:
-        """How many threads of the rank could do something without another rank, after so many events."""
+        """Write down how many threads of the rank could go on without another rank, after this number of events."""
         self.headers[rank][4] = acting
         self.headers[rank][3] = events + 1
 
     def may_act(self, rank: int) -> bool:
-        """Whether the rank might still do something: it has not said since it last moved that it cannot."""
+        """Whether the rank might still go on: since its last event it has not answered that it cannot."""
         _, events, _, answered, acting = self.headers[rank]
         return answered != events + 1 or acting > 0
 
@@ -170,13 +170,13 @@ class Board:
 
     def write(self, rank: int, op: Operation) -> None:
         """Write an operation that has changed, with its checksum."""
-        texts = [text.encode()[-192:] for text in _texts_of(op)]  # of a long line the end, where its number is
+        texts = [text.encode()[-192:] for text in _texts_of(op)]  # a long one keeps its end, the line number
         data = _OPERATION.pack(*_numbers_of(op), *texts)
         self._place(rank, op.number)[:] = data + zlib.crc32(data).to_bytes(4, "little")
         self.touch(rank)
 
     def operations(self, rank: int) -> list[Operation]:
-        """The operations of this run that the rank wrote last, oldest first, at most RING."""
+        """The last operations of the rank in this run, oldest first, at most RING."""
         posted = self.headers[rank][2]
         found = (self._read(rank, number) for number in range(1, min(posted, RING) + 1))
         return sorted((op for op in found if op.number <= posted), key=attrgetter("number"))
@@ -191,6 +191,6 @@ class Board:
         return Operation(*values)
 
     def _place(self, rank: int, number: int) -> memoryview:
-        """The place of an operation; the one RING later has the same."""
+        """The memory of an operation; the operation RING later uses the same."""
         start = rank * SLOT + 64 + (number - 1) % RING * _SIZE
         return self.memory[start : start + _SIZE]

@@ -10,8 +10,8 @@ from course_lib.ranks.board import Operation
 
 
 @dataclass(frozen=True)
-class Row:
-    """One rank's activity when the run ended. seconds: for how long already; line: the student's code."""
+class ReportRow:
+    """The activity of one rank when the run ended. seconds: its duration so far; line: of the student's code."""
 
     rank: int
     state: str
@@ -26,10 +26,10 @@ class Row:
 class Report:
     """One row for each rank, shown as a table."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
 
     def __repr__(self) -> str:
-        table = [[column.name for column in fields(Row)]]
+        table = [[column.name for column in fields(ReportRow)]]
         table += [[f"{x:.2f}" if isinstance(x, float) else str(x) for x in astuple(row)] for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
@@ -40,12 +40,12 @@ Calls = dict[int, Operation]  # by rank
 
 
 class RunError(Exception):
-    """A run that did not end well.
+    """The error of a run that failed.
 
     rank: the rank at fault, or None where no single one is.
     report: what every rank was doing.
     histories: the operations of every rank, oldest first, as far as the run came.
-    calls: those that cannot end, or do not fit, by rank.
+    calls: the operations that cannot end or do not fit, by rank.
     """
 
     def __init__(self, message: str, rank: int | None = None, details: str = "", calls: Calls | None = None) -> None:
@@ -68,11 +68,11 @@ class RankFailed(RunError):
 
 
 class Deadlock(RunError):
-    """Nobody can move: every rank waits for something that no rank will do."""
+    """No rank can go on: every rank waits for something that no rank will do."""
 
 
 class Mismatch(Deadlock):
-    """The ranks' operations do not fit together; they would hang, crash or mix up data."""
+    """Operations of the ranks do not match; they would hang, crash or mix up data."""
 
 
 class RankTimeout(RunError):
@@ -84,11 +84,11 @@ class RankDied(RunError):
 
 
 class Stopped(RunError, KeyboardInterrupt):
-    """The Stop button, or Ctrl-C."""
+    """The run was stopped with the Stop button or Ctrl-C."""
 
 
 def describe_line(line: str) -> str:
-    """`file:number` as a person would say it, with the source where it can be had."""
+    """Describe `file:number` in words, with the source line if it can be read."""
     filename, _, number = line.rpartition(":")
     if not number.isdigit():
         return ""
@@ -97,7 +97,7 @@ def describe_line(line: str) -> str:
 
 
 def _name_of(filename: str) -> str:
-    """A notebook cell by its number, a file by its name."""
+    """The number of a notebook cell, or the name of a file."""
     try:
         from IPython import get_ipython
 

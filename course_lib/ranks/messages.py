@@ -19,7 +19,7 @@ PRINTED, RAISED, FINISHED = b"P", b"R", b"F"  # the first byte of a worker's mes
 
 @dataclass
 class Place:
-    """Where a worker stands: its rank, and the private directory of its pool."""
+    """The place of a worker: its rank, and the private directory of its pool."""
 
     rank: int
     directory: str
@@ -27,12 +27,12 @@ class Place:
 
     @property
     def log(self) -> str:
-        """The file of the process's output below Python: warnings of C++ code and the stack of a crash."""
+        """The file for the output of C++ code, such as warnings and the stack of a crash."""
         return os.path.join(self.directory, f"rank-{self.rank}.log")
 
 
 class World(NamedTuple):
-    """The ranks of a run, and the file in which they find each other: the same one as long as they stay together."""
+    """The ranks of a run, and the file of their rendezvous, which stays the same while they stay together."""
 
     size: int
     rendezvous: str
@@ -42,7 +42,7 @@ class World(NamedTuple):
 class Task:
     """One run, as sent to every worker. function: (fn, args) by cloudpickle.
 
-    directory, path, environment: as the student may have changed them in the notebook since the workers began.
+    directory, path, environment: of the notebook, where the student may have changed them since the workers began.
     """
 
     function: bytes
@@ -54,8 +54,8 @@ class Task:
 
 @dataclass
 class Failure:
-    """An exception on a rank. kind: "raised", "exited", "arrival" (the function could not be rebuilt), "result"
-    (it could not be sent), "leftover"."""
+    """An exception on a rank. kind: "raised", "exited", "arrival" (the function could not be unpickled), "result"
+    (the result could not be pickled), "leftover"."""
 
     kind: str
     type: str
@@ -66,7 +66,7 @@ class Failure:
 
     @property
     def original(self) -> BaseException | None:
-        """The exception as it was raised on the rank, if it could travel."""
+        """The exception that the rank raised, if it could be pickled."""
         try:
             return pickle.loads(self.exception) if self.exception else None
         except Exception:
@@ -74,8 +74,8 @@ class Failure:
 
 
 @dataclass
-class Outcome:
-    """How one rank's part of a run ended, with all it did.
+class RankOutcome:
+    """The outcome of a run on one rank, and all that the rank did.
 
     started, ended: on the machine's monotonic clock; the marks are on the clock of the run.
     untimed: kinds of marks that the run's pace has no seconds for.
@@ -88,6 +88,6 @@ class Outcome:
     operations: list[Operation] = field(default_factory=list)
     marks: list[Span] = field(default_factory=list)
     untimed: set[str] = field(default_factory=set)
-    unfinished: list[int] = field(default_factory=list)  # numbers of operations nobody waited for
-    reusable: bool = True  # False when a thread or child process is left that a next run could meet
-    has_changes: bool = False  # whether new groups, or settings that it has made, would stay for a next run
+    unfinished: list[int] = field(default_factory=list)  # numbers of operations that nobody waited for
+    reusable: bool = True  # False if a thread or child process is left that could disturb the next run
+    has_changes: bool = False  # whether new groups or changed settings would stay for the next run

@@ -1,4 +1,4 @@
-"""Pace: how fast the devices and links are that a run stands for; `clock` has the rules by which its time passes."""
+"""The pace of a run: the speed of its emulated devices and links; `clock` has the rules by which time passes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from course_lib.timeline import COMPUTE_KINDS
 
 # Steps of each ring or chain algorithm, and how much of the tensor each step carries, for n ranks.
 # Thakur et al. 2005, "Optimization of collective communication operations in MPICH".
-_STEPS: dict[str, Any] = {
+_ALGORITHM_STEPS: dict[str, Any] = {
     "all_reduce": lambda n: (2 * (n - 1), 1 / n),
     "all_gather": lambda n: (n - 1, 1.0),
     "reduce_scatter": lambda n: (n - 1, 1.0),
@@ -59,9 +59,9 @@ _FREE = Link()
 
 @functools.lru_cache(maxsize=1000)
 def _ring_seconds(steps: int, n_bytes: float, links: tuple[Link, ...]) -> float:
-    """Time until pieces of so many bytes have moved on by so many steps; links: from each rank to the next.
+    """Seconds until pieces of n_bytes have moved on by so many steps. links: from each rank to the next.
 
-    A rank passes on in each step what has come to it in the step before, as soon as its link is free.
+    In each step a rank passes on the piece that it received in the step before, as soon as its link is free.
     """
     there = free = [0.0] * len(links)
     for _ in range(steps):
@@ -73,14 +73,14 @@ def _ring_seconds(steps: int, n_bytes: float, links: tuple[Link, ...]) -> float:
 
 @dataclass(frozen=True)
 class Pace:
-    """The devices and links that a run stands for: its processes, messages and results are real, its clock is emulated.
+    """The emulated devices and links of a run: its processes, messages and results are real, its clock is emulated.
 
     device: seconds for one unit of `work` of a compute mark; one number for all kinds, or a mapping from
-        kind to number ({"forward": 0.02, "backward": 0.04}). Kinds left out, and what is not marked, take no time.
+        kind to number ({"forward": 0.02, "backward": 0.04}). Other kinds, and code without a mark, take no time.
     link: between devices of one node; None: messages take no time.
     inter_node: between nodes of `devices_per_node` devices each; None means the same as `link`.
-    slow: ranks whose device takes longer, and how many times as long.
-    nodes: how many there are, if ranks are dealt out to them in turn; None: a node is full before the next one begins.
+    slow: for each rank with a slow device, how many times as long it takes.
+    nodes: the number of nodes, if ranks are dealt out to them in turn; None: a node is filled before the next one.
 
     Every device has links of its own, one inside its node and one between nodes, as with a network card for each.
     Nothing is shared: neither a cable that all messages between two nodes would go through, nor the way into a
@@ -118,7 +118,7 @@ class Pace:
             _require_positive(f"slow[{rank}]", times, zero_is_fine=False)
 
     def compute_seconds(self, kind: str, work: float, includes: str = "") -> float | None:
-        """How long the emulated device takes for this work; None if nothing is said of this kind."""
+        """The seconds that the emulated device takes for this work; None if the pace does not have this kind."""
         if not isinstance(self.device, Mapping):
             return None if self.device is None else self.device * work
         return (self.device[kind] + self.device.get(includes, 0.0)) * work if kind in self.device else None
@@ -127,17 +127,17 @@ class Pace:
         return rank // self.devices_per_node if self.nodes is None else rank % self.nodes
 
     def links_among(self, ranks: list[int]) -> list[Link]:
-        """The links that these ranks use among themselves: between nodes, inside one, or both; two ranks use one."""
+        """The links that these ranks use among themselves: inside a node, between nodes, or both; two ranks use one."""
         inside = self.link or _FREE
         nodes = set(map(self.node, ranks))
         between = [self.inter_node or inside] if len(nodes) > 1 else []
         return [*between, inside] if len(ranks) > len(nodes) else between
 
     def collective_seconds(self, name: str, n_bytes: int, ranks: list[int]) -> float:
-        """Time of a collective on n_bytes per rank once all have arrived: around a ring, or by the slowest link."""
+        """Seconds of a collective on n_bytes per rank once all have arrived: around a ring, or by the slowest link."""
         if len(ranks) == 1:
             return 0.0
-        steps, share = _STEPS[name](len(ranks))
+        steps, share = _ALGORITHM_STEPS[name](len(ranks))
         links = self.links_among(ranks)
         if name in _RINGS and len(links) > 1:
             pairs = zip(ranks, [*ranks[1:], ranks[0]], strict=True)

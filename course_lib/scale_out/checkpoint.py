@@ -1,19 +1,19 @@
-"""Checkpoints: stop a run on some ranks, go on with it on others.
+"""Checkpoints: stop a run, and go on with it on any number of ranks.
 
     4 ranks save                  on disk                            2 ranks load
     rank 0  its names  -------->  |a part of the tensors|  -------->  both have all of them,
     rank 1  its names  -------->  |another part         |  -------->  and keep what they need
-    ...                           |what lies where      |
+    ...                           |the metadata         |
 
 A state is a dict of whole tensors by name, as `mechanisms.state` and `mechanisms.hybrid` make it: it fits any other
-number of ranks and any other mesh. torch.distributed.checkpoint has every rank write some of the tensors, at the same
-time; what several ranks have, one of them writes.
+number of ranks and any other mesh. With torch.distributed.checkpoint, all ranks write some of the tensors at the same
+time; a tensor that several ranks have is written by one of them.
 
 Nothing is rounded, so a run goes on bit for bit as if it had never stopped, provided that it goes on with the same
 layout. With another number of ranks it starts from the same bits and then adds up in another order.
 
-What lies where is written last, when all the rest is there. A crash on the way leaves a folder without it, which nobody
-takes for a checkpoint, and the older ones as they were.
+The metadata is written last, after everything else. A crash before leaves a folder without it, which is not taken for a
+checkpoint, and leaves older checkpoints as they were.
 
     folder/step_00000010     folder/step_00000020     folder/step_00000030
            .metadata                .metadata                __0_0.distcp    (still being written)
@@ -36,7 +36,7 @@ WRITTEN_LAST = ".metadata"  # by torch.distributed.checkpoint, under another nam
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that some ranks cannot see, or that is of another model."""
+    """Some ranks cannot see the checkpoint, or it is of another model."""
 
 
 def save(state: Mapping[str, Tensor], folder: Folder, step: int) -> None:
@@ -44,7 +44,7 @@ def save(state: Mapping[str, Tensor], folder: Folder, step: int) -> None:
 
     folder: on a file system that all ranks share. A checkpoint of the same step is replaced.
 
-    Raises what torch.distributed.checkpoint raises when it cannot write, on all ranks.
+    Raises the error of torch.distributed.checkpoint if it cannot write, on all ranks.
     """
     path = _path(folder, step)
     if dist.get_rank() == 0:  # which then tells the others what to write

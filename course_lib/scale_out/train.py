@@ -1,4 +1,4 @@
-"""Train a TinyGPT on all ranks there are: in a notebook by `launch`, elsewhere by torchrun.
+"""Train a TinyGPT on all ranks: in a notebook by `launch`, elsewhere by torchrun.
 
     one node        torchrun --standalone --nproc-per-node 8 -m course_lib.scale_out.train
     several nodes   the same on each of them:
@@ -10,12 +10,12 @@
 Ranks are replicas, unless some share a model: 8 with --pp 2 --tp 2 --micro-batches 4 are two pipelines of two stages,
 each stage on two ranks. See course_lib.mechanisms.hybrid.
 
-Where there are as many GPUs as ranks, each rank takes one and they talk through NCCL; elsewhere through gloo.
+If there are as many GPUs as ranks, each rank takes one and they talk through NCCL; otherwise through gloo.
 With --checkpoints the run goes on from the newest checkpoint in that folder, if there is one, also on another number
 of ranks or another mesh. So the command that starts a run is the command that starts it again.
 
 At its end a run prints a call of `course_lib.planner.calibrate` with the time of a typical step. Paste it where
-`cluster` is the Cluster that you ran on, and the planner's estimates are those of your machine.
+`cluster` is the Cluster of the run, and the planner's estimates are those of your machine.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Options:
     steps: in all, those before a resumed checkpoint included.  batch: samples of a step, over all ranks.
     checkpoints: the folder to resume from and to save to, on a file system that all nodes share; "" saves nothing.
     save_every: steps between checkpoints; 0 saves after the last step only.
-    device: "cpu" or "cuda"; "" takes GPUs where there are as many as ranks.
+    device: "cpu" or "cuda"; "" takes GPUs if there are as many as ranks.
     pp, tp: ranks of a pipeline, and ranks among which each of its layers is cut; all others are replicas.
     schedule: of the pipeline, a name in SCHEDULES.  micro_batches: of each replica, in a step.
     sequence_parallel: tensor ranks share the work between layers, too.
     zero: replicas share the optimizer's state (ZeRO-1).
-    precision: "fp32", "bf16" or "fp16".  loss_scale: what fp16 begins with; it adapts.
-    max_norm: to clip the gradient to; 0 does not.
+    precision: "fp32", "bf16" or "fp16".  loss_scale: the first one in fp16; it adapts.
+    max_norm: of the clipped gradient; 0 does not clip.
 
     Raises ValueError for a number that is too small or an unknown name.
     """
@@ -102,7 +102,7 @@ class Options:
 
 
 def train(rank: int, options: Options) -> list[float]:
-    """Train on this rank; the loss of each step, over all ranks, from where it began."""
+    """Train on this rank; return the loss of each step, over all ranks, from the first step of this run on."""
     device = torch.device("cuda", torch.cuda.current_device()) if options.uses_gpu else torch.device("cpu")
     replicas = max(1, dist.get_world_size() // (options.pp * options.tp))
     mesh = hybrid.Mesh(replicas, options.pp, options.tp, device.type)
@@ -130,7 +130,7 @@ def calibration(part: hybrid.ModelPart, options: Options, seconds: Sequence[floa
     alike = {name: getattr(options, name) for name in ("tp", "pp", "schedule", "sequence_parallel", "precision")}
     dp, stages = part.mesh.size("dp"), part.schedule.n_stages // options.pp
     each = dp * options.micro_batches
-    # Nothing overlaps: gradients are summed once the last of them is there. And no kernels are merged.
+    # Nothing overlaps: gradients are summed once all have come. And no kernels are fused.
     others = {"micro_batch": max(1, options.batch // each), "virtual_stages": stages, "overlap": (), "fused": False}
     plan = Plan(dp, zero=int(options.zero), **alike, **others)  # type: ignore[arg-type]
     try:
@@ -156,20 +156,20 @@ def build(options: Options) -> TinyGPT:
 
 
 def schedule_of(options: Options) -> Schedule:
-    """The schedule for the ranks of a pipeline; some want two stages on each."""
+    """The schedule for the ranks of a pipeline; some schedules need two stages on each."""
     stages = 2 * options.pp if options.schedule in ("interleaved_1f1b", "zbv", "dualpipev") else options.pp
     return SCHEDULES[options.schedule](stages, options.micro_batches)
 
 
 def state_of(part: hybrid.ModelPart, optimizer: ShardedOptimizer, scaler: LossScaler | None) -> dict[str, Tensor]:
-    """The content of a checkpoint: the training's state, whichever ranks hold it, and the loss scale's."""
+    """The content of a checkpoint: the state of the training, from all ranks, and of the loss scale."""
     scale = {} if scaler is None else scaler.state_dict()
     numbers = {f"scaler.{name}": torch.tensor(value, dtype=torch.float64) for name, value in scale.items()}
     return hybrid.training_state(part, optimizer) | numbers
 
 
 def resume(part: hybrid.ModelPart, optimizer: ShardedOptimizer, scaler: LossScaler | None, options: Options) -> int:
-    """Go on from the newest checkpoint; returns its step, 0 if there is none."""
+    """Go on from the newest checkpoint; return its step, 0 if there is none."""
     step, state = checkpoint.load(options.checkpoints, build(options)) if options.checkpoints else (0, {})
     if step:
         hybrid.load_training_state(part, optimizer, state)
@@ -179,7 +179,7 @@ def resume(part: hybrid.ModelPart, optimizer: ShardedOptimizer, scaler: LossScal
 
 
 def is_due(step: int, options: Options) -> bool:
-    """Whether a checkpoint is to be saved after this step, the first being 1."""
+    """Whether to save a checkpoint after this step; the first step is 1."""
     is_regular = options.save_every > 0 and step % options.save_every == 0
     return bool(options.checkpoints) and (is_regular or step == options.steps)
 

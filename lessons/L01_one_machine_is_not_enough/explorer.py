@@ -1,10 +1,10 @@
-"""An explorer of the limits of one device: which models fit, and how long they would train.
+"""An explorer of the limits of one device: the models that fit, and their training times.
 
-| model      ---o---  6.7B          | what lies in memory,         |
-| device     --o----  A100-80GB     | against what the device has  |
+| model      ---o---  6.7B          | the memory by part,          |
+| device     --o----  A100-80GB     | beside the device's memory   |
 | at a time  -o-----  1 sample      |                              |
 | recompute  o------  nothing       |                              |
-| what it needs, in words           |                              |
+| the result, in words              |                              |
 | memory and training time of all models, and the limits          |
 """
 

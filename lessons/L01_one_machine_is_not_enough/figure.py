@@ -26,8 +26,8 @@ def limits(
 ) -> Picture:
     """Draw memory and training time of models on one device, over their number of parameters.
 
-    tokens: how many each model is trained on.  chosen: the model to highlight.
-    Times are drawn as if the model fit, each with the range that holds 90% of such runs.
+    tokens: of the training of each model.  chosen: the model to highlight.
+    Times are drawn as if the model fit, each with the interval of 90% of such runs.
     """
     capacity = next(iter(estimates.values())).capacity
     seconds = {name: tokens[name] / one.tokens_per_second for name, one in estimates.items()}

@@ -217,7 +217,7 @@ def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_s
 
 
 def _take_hooks_off(model: nn.Module) -> bool:
-    """Remove all hooks; returns whether there were any. In the next step they would send what nobody waits for."""
+    """Remove all hooks; return whether there were any: in the next step they would send unwanted messages."""
     kinds = "_backward_hooks", "_post_accumulate_grad_hooks"
     of_all = [getattr(one, kind, None) or {} for one in (*model.modules(), *model.parameters()) for kind in kinds]
     found = any(of_all)
@@ -226,23 +226,23 @@ def _take_hooks_off(model: nn.Module) -> bool:
     return found
 
 
-def _few_messages(lefts: list[Observed]) -> str:
-    arguments = lefts[0].before
+def _few_messages(observed: list[Observed]) -> str:
+    arguments = observed[0].before
     steps = len([name for name in arguments if name.endswith("][0]")])
     size = sum(one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments)  # type: ignore[misc, union-attr]
     most = steps * (size // int(arguments["bucket_size"]) + 1), steps * size
-    return sent_more(lefts, most, "The gradients are")
+    return sent_more(observed, most, "The gradients are")
 
 
 bucket_price = _layers(4, 6, 500, 0, width=16)
-slow = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
+SLOW_PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
 backward_in_buckets = Exercise(
     "backward_in_buckets",
     in_buckets,
     _play_layers,
     _all_layers,
     bucket_price,
-    slow,
+    SLOW_PACE,
     rounding=1e-12,
     breach=_few_messages,
 )

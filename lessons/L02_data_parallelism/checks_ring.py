@@ -71,34 +71,34 @@ def _cases(seed: int) -> list[Case]:
     ]
 
 
-def _breach(lefts: list[Observed]) -> str:
+def _breach(observed: list[Observed]) -> str:
     """Check the rest of the contract: only messages, only to neighbors, and no more than needed."""
-    n, tensor = len(lefts), lefts[0].values["tensor"]
-    if other := collective_at_work(lefts):
+    n, tensor = len(observed), observed[0].values["tensor"]
+    if other := collective_at_work(observed):
         return other
-    peers = [(rank, sent.peer) for rank, left in enumerate(lefts) for sent in left.sent]
+    peers = [(rank, sent.peer) for rank, seen in enumerate(observed) for sent in seen.sent]
     if beyond := [pair for pair in peers if (pair[1] - pair[0]) % n not in (1, n - 1)]:
         return "Rank {} sends to rank {}, which is not its neighbor in the ring.".format(*beyond[0])
     best = 2 * n - 2, 2 * (n - 1) * -(-len(tensor.flatten()) // n)  # type: ignore[union-attr]
-    return sent_more(lefts, best, "The sum is")
+    return sent_more(observed, best, "The sum is")
 
 
 # Which round went wrong
 
 
-def _first_wrong_round(lefts: list[Observed]) -> str:
+def _first_wrong_round(observed: list[Observed]) -> str:
     """Name the first message that does not carry what a ring carries in that round."""
-    n, rounds = len(lefts), len(lefts) - 1
+    n, rounds = len(observed), len(observed) - 1
     for round in range(1, 2 * rounds + 1):
         several = min(round, n)  # number of ranks in each sum that travels
-        for rank, left in enumerate(lefts):
-            added = [_ranks_in(x, n) for sent in left.sent[round - 1 : round] for x in sent.content.flatten().tolist()]
+        for rank, seen in enumerate(observed):
+            added = [_ranks_in(x, n) for sent in seen.sent[round - 1 : round] for x in sent.content.flatten().tolist()]
             wrong = [ranks for ranks in added if not len(ranks) == len(set(ranks)) == several]
             if wrong:
                 what = f"sums of {listing(wrong[0])}" if wrong[0] else "a mix of different elements"
                 what += f", where sums of {several} different ranks should travel"
                 return f"In round {round} of {2 * rounds} rank {rank} sends {what}."
-    fewest = min(len(left.sent) for left in lefts)
+    fewest = min(len(seen.sent) for seen in observed)
     if fewest < 2 * rounds:
         return f"With {n} ranks each rank sends {2 * rounds} messages, and yours send {fewest or 'none'}."
     return "Your messages carry what they should. Look at where you put what arrives."

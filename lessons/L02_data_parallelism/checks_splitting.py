@@ -48,9 +48,9 @@ def _play(fn: Any, inputs: Tensor, targets: Tensor, rank: int, world_size: int) 
         return {"inputs": share, "targets": fn(targets, rank, world_size)}
 
 
-def _samples(lefts: list[Observed], name: str) -> list[list[int]]:
+def _samples(observed: list[Observed], name: str) -> list[list[int]]:
     """The samples in each rank's share, by their place in the batch; -1 for a row that is not in the batch."""
-    batch, shares = lefts[0].before[name], [left.values.get(f"the result[{name}]", "") for left in lefts]
+    batch, shares = observed[0].before[name], [seen.values.get(f"the result[{name}]", "") for seen in observed]
     numbers = {str(row): number for number, row in enumerate(_rows(batch))}
     return [[numbers.get(str(row), -1) for row in _rows(share)] for share in shares]
 
@@ -63,25 +63,25 @@ def _kind_of_row(share: Value) -> Value:
     return share.new_zeros(share.shape[1:]) if isinstance(share, Tensor) and share.dim() else share
 
 
-def _compared(lefts: list[Observed]) -> list[Values]:
+def _compared(observed: list[Observed]) -> list[Values]:
     """The values to compare: sizes of shares, how often each sample is used, kinds of rows, and the arguments."""
-    inputs, targets = (_samples(lefts, name) for name in NAMES)
+    inputs, targets = (_samples(observed, name) for name in NAMES)
     used = Counter(sample for share in inputs for sample in share)
     of_all: Values = {
-        "how often each sample is used": torch.tensor([used[n] for n in range(len(lefts[0].before["inputs"]))]),
+        "how often each sample is used": torch.tensor([used[n] for n in range(len(observed[0].before["inputs"]))]),
         "the sizes of the shares": torch.tensor(sorted(map(len, inputs))),
         "inputs and targets": "belong together" if inputs == targets else "are of different samples",
     }
     of_rank: list[Values] = []
-    for left in lefts:
-        shares = {name: value for name, value in left.values.items() if name not in left.before}
+    for seen in observed:
+        shares = {name: value for name, value in seen.values.items() if name not in seen.before}
         rows = {f"a row of {name}": _kind_of_row(share) for name, share in shares.items()}
-        of_rank.append({name: left.values[name] for name in left.before} | rows | of_all)
+        of_rank.append({name: seen.values[name] for name in seen.before} | rows | of_all)
     return of_rank
 
 
-def _rule(lefts: list[Observed]) -> str:
-    shares = _samples(lefts, "inputs")
+def _rule(observed: list[Observed]) -> str:
+    shares = _samples(observed, "inputs")
     if min(min(share, default=0) for share in shares) < 0 or not any(shares):
         return ""
     where = "; ".join(f"rank {rank}: {', '.join(map(str, share)) or 'none'}" for rank, share in enumerate(shares))
@@ -90,17 +90,19 @@ def _rule(lefts: list[Observed]) -> str:
 
 price_case, pace = _case(4, 10), Pace({"forward": 0.01})
 split_batch = Exercise("split_batch", right, _play, _cases, price_case, pace, compared=_compared, rule=_rule)
-share, end = "batch[start:stop]", "len(batch) * end // world_size"
+own_code, end_code = "batch[start:stop]", "len(batch) * end // world_size"
 split_batch.change("same_share_everywhere", "start:stop", ": stop - start")
 split_batch.change("borders_overlap", "stop]", "stop + 1]")
 split_batch.change("samples_lost", "stop]", "stop - 1]")
-split_batch.change("features_split", share, "batch.tensor_split(world_size, dim=-1)[rank]")
-split_batch.change("whole_batch_everywhere", share, "batch")
-split_batch.change("remainder_dropped", share, "torch.stack(batch.split(len(batch) // world_size)[:world_size])[rank]")
-split_batch.change("empty_share", end, "-(-len(batch) // world_size) * end")
-split_batch.change("lopsided", end, "len(batch) // world_size * end if end < world_size else len(batch)")
-split_batch.change("sorted_before", share, "batch[batch.view(len(batch), -1)[:, 0].argsort()][start:stop]")
-split_batch.change("too_few_pieces", share, "batch.chunk(world_size)[rank]", fails=True)
+split_batch.change("features_split", own_code, "batch.tensor_split(world_size, dim=-1)[rank]")
+split_batch.change("whole_batch_everywhere", own_code, "batch")
+split_batch.change(
+    "remainder_dropped", own_code, "torch.stack(batch.split(len(batch) // world_size)[:world_size])[rank]"
+)
+split_batch.change("empty_share", end_code, "-(-len(batch) // world_size) * end")
+split_batch.change("lopsided", end_code, "len(batch) // world_size * end if end < world_size else len(batch)")
+split_batch.change("sorted_before", own_code, "batch[batch.view(len(batch), -1)[:, 0].argsort()][start:stop]")
+split_batch.change("too_few_pieces", own_code, "batch.chunk(world_size)[rank]", fails=True)
 
 
 @split_batch.mistake

@@ -28,9 +28,8 @@ print(len(problems), "sums to learn from, and", len(unseen), "to test with, neve
 #
 # ### Question: what does each worker get?
 #
-# Nothing has been said about it yet, so go by the name, *data* parallelism. Choose an answer and commit to it. Then it
-# is run, whichever it is, and you see what comes of it. Try the wrong ones as well: not all of them fail. *Other
-# numbers* asks the same of another case.
+# Choose an answer and commit to it. Then it is run, whichever it is, and you see what comes of it. Try the wrong ones
+# as well: not all of them fail. *Other numbers* asks the same of another case.
 
 # %%
 from lessons import Card
@@ -42,17 +41,17 @@ Card("Q4")
 #
 # ### Shares
 #
-# *Predict:* a minibatch has 10 samples, and there are four workers. Which samples does each of them get?
+# *Predict:* a minibatch has 12 samples, and there are four workers. Which samples does each of them get?
 
 # %%
 import torch
 
 from course_lib.mechanisms import batches
 
-batches.split(torch.arange(10), 4)
+batches.split(torch.arange(12), 4)
 
 # %% [markdown]
-# Every sample goes to exactly one worker, and no share is more than one sample larger than another.
+# Every sample goes to exactly one worker.
 #
 # Now four real ranks do it. Each builds the whole model, takes its share and computes the loss on it.
 
@@ -86,15 +85,27 @@ gantt(run.timeline, title="Four forward passes at the same time")
 #
 # ## 2. Is it still the same training?
 #
-# Four workers now have four gradients, each from its own samples. One process with the whole minibatch would have
-# one. *Predict:* how do you get that one from the four? By adding them up, by taking their mean, or is any single one
-# of them good enough?
+# Every worker now has a gradient of its own, each from its own samples. One process with the whole minibatch would have
+# one.
+#
+# ### Question: eight gradients, and then?
+#
+# Each option trains eight replicas for a few steps. They are compared with each other, and with one process that had
+# the whole minibatch in every step. (In 64-bit numbers, so that no difference can be blamed on rounding.) Try all four
+# in the end: what is wrong can look right.
+
+# %%
+Card("Q1")
+
+# %% [markdown]
+# *Predict:* and how exactly is the one gradient made of four? Is it their sum, their mean, or is any of them enough?
 #
 # First the gradient we are after, computed by one process, here in the notebook:
 
 # %%
-def gradient(inputs, targets):
-    model = TinyGPT()
+def gradient(inputs, targets, model=None):
+    model = model or TinyGPT()
+    model.zero_grad()
     data.answer_loss(model(inputs), targets).backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
@@ -148,8 +159,9 @@ compare("sum of sums, / B", launch(summed, world_size=4).results[0] / len(miniba
 
 # %% [markdown]
 # *Up to rounding* has a meaning here. The same numbers were added in another order, and a 32-bit number keeps about
-# seven digits, so the last one may differ. `rounding` is the most that such errors can add up to: one `eps` for each
-# number in the sum. It is far smaller than what any wrong idea is off by.
+# seven digits, so the last one may differ. `rounding` allows one `eps` for each number in the sum. That is no bound
+# (add 1, a hundred million and minus a hundred million, and the 1 may be lost), but gradients stay well below it, and
+# it is far smaller than what any wrong idea is off by.
 #
 # ### Open case: ten samples, four workers
 #
@@ -192,20 +204,10 @@ compare("weighted mean", launch(averaged, 4, args=(True,)).results[0])
 # `average_gradients` is the whole mechanism: an all-reduce for each parameter, and a division. You will build it
 # yourself in the [exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb).
 #
-# ### Question: eight gradients, and then?
-#
-# Each option trains eight replicas for a few steps. They are compared with each other, and with one process that had
-# the whole minibatch in every step. (In 64-bit numbers, so that no difference can be blamed on rounding.) Try all four
-# in the end: what is wrong can look right.
-
-# %%
-Card("Q1")
-
-# %% [markdown]
 # ## 3. Four processes train one model
 #
-# Now the real thing. `DataParallel` makes the replicas equal at the start, whatever each rank began with. What the
-# question above is about happens in `finish()`. The rest is the training loop you know, with `compute` marks for the
+# Now the real thing. `DataParallel` makes the replicas equal at the start, whatever each rank began with. In `finish()`
+# the gradients are averaged. The rest is the training loop you know, with `compute` marks for the
 # picture.
 
 # %%
@@ -315,7 +317,7 @@ gantt(last, title="One training step of four ranks")
 # %%
 parameters = sum(parameter.numel() for parameter in models[0].parameters())
 print(f"gradients: {parameters:,} numbers of 4 bytes are {4 * parameters:,} bytes")
-print(f"sent by each rank in one step: {last.bytes_sent(0):,} bytes")
+print(f"sent by each rank in one step, if the all-reduce is a ring: {last.bytes_sent(0):,} bytes")
 
 # %% [markdown]
 # {{last.bytes_sent(0) / (4 * parameters):.1f}} times the gradients, although each rank needs something from three
@@ -427,9 +429,18 @@ for step in (1, 5, 20, 80):
 #
 # ## 5. Four times as fast?
 #
+# ### Question: eight are fine, sixteen are not
+#
+# Each answer takes its suspect away and measures again, on a cluster with a fast link inside each machine and a slower
+# one between them.
+
+# %%
+Card("Q3")
+
+# %% [markdown]
 # How many times as fast $N$ ranks are as one is called the **speed-up**. If $T_N$ is the time of a step on $N$ ranks,
 #
-# $$S_N \;=\; \frac{T_1}{T_N} \qquad\text{and in the ideal}\qquad T_N = \frac{T_1}{N}, \quad S_N = N$$
+# $$S_N \;=\; \frac{T_1}{T_N} \qquad\text{and ideally}\qquad T_N = \frac{T_1}{N}, \quad S_N = N$$
 #
 # The ideal has two conditions. *All* of the work can be shared out, half of it for each of two ranks, a quarter for
 # each of four; and nothing is added to it. A step of data parallelism meets neither: every rank does the whole update,
@@ -491,25 +502,55 @@ for step in emulated:
     print(f"N = {n}: {parts} = {1000 * sum(terms):5.1f} ms, emulated {1000 * step.makespan:5.1f} ms")
 
 # %% [markdown]
-# ### Question: eight are fine, sixteen are not
+# ### Or a larger minibatch for more ranks
 #
-# Each answer takes its suspect away and measures the speed-up again, on a cluster with a fast link inside each machine
-# and a slower one between them.
+# So far the minibatch stayed the same, and each share became smaller. That is **strong scaling**. One can also keep the
+# share and let the minibatch grow with the ranks, which is **weak scaling**. *Predict:* how many times as many samples
+# per second do 8 ranks manage then, with 64 samples for each?
 
 # %%
-Card("Q3")
+weak = [training_step(n, batch_size=64 * n, pace=pace, overlap=False) for n in ranks]
+timings = [Timing.of(step, label="same minibatch") for step in emulated]
+timings += [Timing.of(step, work=step.world_size, label="same share") for step in weak]
+speed_up(timings, title="Samples per second, beside one rank")
+
+# %% tags=["build-only"]
+per_second = 8 * weak[0].makespan / weak[-1].makespan
 
 # %% [markdown]
+# {{per_second:.1f}} times. Thousands of devices are used like this. But it is another training, with 8 times the
+# samples in each step. Is such a step worth 8 steps? The gradient of a minibatch is an estimate of the gradient of all
+# data. As long as it is rough, twice the samples nearly save half of the steps; once it is good, more samples save next
+# to nothing. In between lies the **critical batch size**.
+#
+# One can estimate it from what the ranks have anyway: how large gradients of small shares are, and how large their mean
+# is. From the two follow the size of the true gradient and that of the noise around it, and their ratio, in samples, is
+# the **noise scale** (McCandlish et al. 2018, appendix A). *Predict:* is it larger before the training or after it?
+
+# %%
+def noise_scale(model, n=16):
+    own = torch.stack([gradient(*share, model) for share in batches.split(minibatch, n)])
+    large = len(minibatch[0])
+    small = large // n
+    of_small, of_large = own.square().sum(1).mean(), own.mean(0).square().sum()
+    true = (large * of_large - small * of_small) / (large - small)
+    noise = (of_small - of_large) / (1 / small - 1 / large)
+    return (noise / true).item()
+
+# %% tags=["nbval-ignore-output"]
+print(f"untrained: {noise_scale(TinyGPT()):.0f} samples, after 300 steps: {noise_scale(models[0]):.0f} samples")
+
+# %% [markdown]
+# After it: the better a model is, the less its samples agree on what to change. (Our own minibatch is larger than
+# either, so for this model most of it is wasted.) So a larger minibatch pays later in the training. Llama 3's 405B
+# began with 4 million tokens and ended with 16 million (Llama Team 2024, section 3.4.1).
+#
 # ## 6. Turn the knobs
 #
-# <details><summary>What can be done? (Answer the question above first.)</summary>
-#
-# Faster links are one remedy, and the most expensive one. There are two more. You can give each rank more to compute
-# for every exchange (a larger minibatch). And you can hide the exchange: the backward pass begins at the last layer, so
-# the gradients of the last layers are ready while those of the first are still being computed. `DataParallel` collects
-# them in **buckets** and sends each as soon as it is full. That is called **overlap**.
-#
-# </details>
+# Faster links are one remedy, and the most expensive one. A larger minibatch is another. The third is to hide the
+# exchange: the backward pass begins at the last layer, so the gradients of the last layers are ready while those of the
+# first are still being computed. `DataParallel` collects them in **buckets** and sends each as soon as it is full. That
+# is called **overlap**.
 #
 # Every move of a control runs one step of emulated devices, on real ranks, and draws it. Try these:
 #
@@ -526,7 +567,7 @@ DataParallelExplorer()
 # %% tags=["build-only"]
 from lessons.L02_data_parallelism.explorer import BATCH_SIZES, LINK_SPEEDS, DataParallelSetting
 
-(_, usual, large), (_, link, _, enough, _) = BATCH_SIZES, LINK_SPEEDS
+(small, usual, large), (_, link, _, enough, fastest) = BATCH_SIZES, LINK_SPEEDS
 
 def step_time(*setting):
     return DataParallelSetting(*setting).run().makespan
@@ -544,8 +585,10 @@ def faster(samples, link):
 #    samples and a link of {{link}} MB/s, a step takes {{step_time(4, usual, link, True):duration}} in place of
 #    {{step_time(4, usual, link, False):duration}}. But each bucket goes around the ring by itself and pays for its own
 #    messages. Where there is little to compute, that costs more than it hides.
-# 3. With overlap they are slower than four, whatever the link; without it, a little faster. The last term is to blame:
-#    each exchange is {{2 * (8 - 1)}} messages, one after the other.
+# 3. With overlap they are slower than four, whatever the link. Without it they are faster: with the fastest link a step
+#    takes {{step_time(8, small, fastest, False):duration}} in place of {{step_time(4, small, fastest,
+#    False):duration}}, and with overlap {{step_time(8, small, fastest, True):duration}}. The last term is to blame:
+#    each exchange is {{2 * (8 - 1)}} messages, one after the other, and overlap makes three exchanges of one.
 # 4. {{faster(large, max(LINK_SPEEDS)):.1f}} times, with {{large}} samples, overlap and the fastest link. A link of
 #    {{enough}} MB/s still gives {{faster(large, enough):.1f}} times.
 # </details>
@@ -633,14 +676,15 @@ print("all-reduces:", sum(span.name == "all_reduce" for span in run.timeline.of(
 # - One all-reduce in each step, after the backward pass and before the update, keeps the replicas equal.
 # - Each rank sends $2(N-1)/N$ times the size of the gradients in every step: less than twice, however many ranks there
 #   are.
-# - In the ideal, $N$ ranks are $N$ times as fast. Computing shrinks with their number, communication and the update do
-#   not. That is where the speed-up ends.
+# - Ideally, $N$ ranks are $N$ times as fast. Computing shrinks with their number, communication and the update do not.
+#   That is where the speed-up ends; a minibatch that grows with the ranks goes on, up to the critical batch size.
 #
 # ### When it stops being true
 #
 # - **The minibatch runs out.** With as many ranks as samples there is nothing left to split. A larger minibatch gives
-#   more ranks work, but changes what is learned; with a learning rate raised in proportion this works up to a point
-#   (Goyal et al. 2017).
+#   more ranks work, but changes what is learned, and beyond the critical batch size the new samples are wasted. The
+#   learning rate has to grow with it: in proportion for plain gradient descent (Goyal et al. 2017), like the square
+#   root for Adam (Malladi et al. 2022).
 # - **The model does not fit.** Every rank needs all of it. The next lessons divide what a replica holds, and then the
 #   model itself.
 # - **One rank is slow.** All wait for it, in every step.
@@ -654,6 +698,8 @@ print("all-reduces:", sum(span.name == "all_reduce" for span in run.timeline.of(
 # - Graham et al. 2016, *Scalable Hierarchical Aggregation Protocol (SHArP): A Hardware Architecture for Efficient Data
 #   Reduction*, COM-HPC: switches that add.
 # - Goyal et al. 2017, *Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour*, arXiv:1706.02677.
+# - McCandlish et al. 2018, *An Empirical Model of Large-Batch Training*, arXiv:1812.06162: the critical batch size.
+# - Malladi et al. 2022, *On the SDEs and Scaling Rules for Adaptive Gradient Algorithms*, NeurIPS.
 #
 # **Next:** the [exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb). Split a batch, average
 # gradients and build the ring yourself; a check runs your functions on real ranks. Then

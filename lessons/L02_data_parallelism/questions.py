@@ -1,4 +1,4 @@
-"""Questions about data parallelism: what a replica gets, does and sends (Q4, Q1, Q2); what more of them gain (Q3)."""
+"""Questions about data parallelism: what a replica gets, does and sends (Q4, Q1, Q2), and the gain of more (Q3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from course_lib.timeline import Timeline, compute
 from lessons.L02_data_parallelism.step_order import SOLUTION, follow
 
 STEPS = 5
-SAME = 1e-9  # far more than 64-bit rounding alone drives two trainings apart
+SAME = 1e-9  # far above the effect of 64-bit rounding on two trainings
 OTHER_WORKERS = (2, 3, 4, 6)
 ORDINALS = {2: "half", 3: "a third", 4: "a quarter", 6: "a sixth", 8: "an eighth"}
 
@@ -259,7 +259,7 @@ def _without(suspect: str, case: Machines) -> Outcome:
 
 
 def _held(case: Machines) -> Outcome:
-    """Compare what every worker holds with few workers and with many."""
+    """Compare the bytes of every worker with few workers and with many."""
     few, many = (train_layers(workers, 1, 1, False) for workers in (case.devices_per_node, case.workers))
     same = {held.states for held in few} == {held.states for held in many}
     return Outcome(not same, found={"case": case, "few": few[0], "many": many[0], "same": same}, shown=same)
@@ -278,7 +278,9 @@ def _speed_up() -> Outcome:
         speed_up([Timing.of(step) for step in steps], title="A run like it, on real ranks"),
         lost_time({f"N = {step.world_size}": step for step in steps}, title="Where the time goes"),
     )
-    return Outcome(None, pictures=pictures)
+    times = ", ".join(f"{steps[0].makespan / step.makespan:.1f}" for step in steps[1:])
+    early = training_step(8, 64, pace, overlap=True).makespan
+    return Outcome(None, found={"times": times, "late": steps[-1].makespan, "early": early}, pictures=pictures)
 
 
 # Analysing a data-parallel implementation

@@ -1,4 +1,4 @@
-"""The events of a step of data parallelism, which ranks really perform in any order, and may find impossible.
+"""The events of a step of data parallelism, which real ranks perform in any order, even an impossible one.
 
 split  forward  backward  all_reduce  update  clear      a right order
 """

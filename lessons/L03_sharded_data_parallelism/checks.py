@@ -83,13 +83,13 @@ def _piece(size: int, seed: int, rank: int) -> tuple[Tensor, int]:
     return whole.tensor_split(dist.get_world_size())[rank].clone(), size
 
 
-def _sent_too_much(lefts: list[Observed]) -> str:
+def _sent_too_much(observed: list[Observed]) -> str:
     """Check the rest of the contract: messages only, and no more numbers than the other ranks need."""
-    n = len(lefts)
-    size = max(value.numel() for value in lefts[0].values.values() if isinstance(value, Tensor))
-    (_, numbers), allowed = most_sent(lefts), (n - 1) * -(-size // n)
+    n = len(observed)
+    size = max(value.numel() for value in observed[0].values.values() if isinstance(value, Tensor))
+    (_, numbers), allowed = most_sent(observed), (n - 1) * -(-size // n)
     too_much = f"The result is right, but a rank sends {numbers} numbers in all, where {allowed} would do."
-    return collective_at_work(lefts) or too_much * (numbers > allowed)
+    return collective_at_work(observed) or too_much * (numbers > allowed)
 
 
 def _fit(tensor: Tensor, like: Tensor) -> Tensor:
@@ -106,8 +106,8 @@ reduce_scatter.change("divided", "return total", "return total / n")
 reduce_scatter.change("rank_left_out", "range(1, n)", "range(1, n - 1)")
 reduce_scatter.change("own_sent", "(pieces[to]", "(_fit(pieces[rank], pieces[to])")
 reduce_scatter.change("last_alone", "total +=", "total = pieces[rank] +")
-whole = "pieces[to], to", "tensor, to", "torch.empty_like(total)", "torch.empty_like(tensor)"
-reduce_scatter.change("whole_tensor_sent", *whole, "total += arriving", "total += arriving.tensor_split(n)[rank]")
+whole_code = "pieces[to], to", "tensor, to", "torch.empty_like(total)", "torch.empty_like(tensor)"
+reduce_scatter.change("whole_tensor_sent", *whole_code, "total += arriving", "total += arriving.tensor_split(n)[rank]")
 reduce_scatter.change("next_piece", "tensor.tensor_split(n)", "(2 * tensor.tensor_split(n))[1 : n + 1]")
 
 
@@ -176,40 +176,42 @@ def _play_training(fn: Callable, model: nn.Module, batches: list, loss_fn: Calla
         made.append(make_optimizer(parameters))
         return made[-1]
 
-    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     fn(model, batches, loss_fn, make)
-    return f"{sum(one.numel() for optimizer in made for one in optimizer.state)} of {sum(trained)}"
+    return f"{sum(one.numel() for optimizer in made for one in optimizer.state)} of {sum(sizes)}"
 
 
-def _weights_alone(lefts: list[Observed]) -> list[Values]:
+def _weights_alone(observed: list[Observed]) -> list[Values]:
     free = ("the result", ".grad")
-    return [{name: value for name, value in left.values.items() if not name.endswith(free)} for left in lefts]
+    return [{name: value for name, value in seen.values.items() if not name.endswith(free)} for seen in observed]
 
 
-def _state_is_sharded(lefts: list[Observed]) -> str:
+def _state_is_sharded(observed: list[Observed]) -> str:
     """Check that the optimizer's state is sharded.
 
     A rank may hold its piece of all parameters, or a piece of each: then up to one more for each of the four.
     """
-    states = [[int(number) for number in str(left.values["the result"]).split(" of ")] for left in lefts]
+    states = [[int(number) for number in str(seen.values["the result"]).split(" of ")] for seen in observed]
     most, total = max(states)
-    share = -(-total // len(lefts))
+    share = -(-total // len(observed))
     too_much = f"The result is right, but a rank keeps the optimizer's state of {most} parameters, not of {share}."
     return too_much * (most > share + 4)
 
 
 contracts: dict[str, Any] = {"compared": _weights_alone, "breach": _state_is_sharded}
 train_sharded = exact("train_sharded", trained, _play_training, _trainings, _training(4, 64, 3, 0), **contracts)
-train_sharded_add, pieces = "scattered(gradient) / n", "weights.tensor_split(n)"
+train_sharded_add, split_code = "scattered(gradient) / n", "weights.tensor_split(n)"
 train_sharded.change("gradients_summed", train_sharded_add, "scattered(gradient)")
 train_sharded.change("own_gradient_alone", train_sharded_add, "gradient.tensor_split(n)[rank].clone()")
 train_sharded.change("new_optimizer_each_step", "optimizer.step()", "make_optimizer([shard]).step()")
 train_sharded.change("old_gradients_stay", "model.zero_grad()", "pass")
 train_sharded.change(
-    "others_stale", "gathered(shard, len(weights))", f"torch.cat([*{pieces}[:rank], shard, *{pieces}[rank + 1 :]])"
+    "others_stale",
+    "gathered(shard, len(weights))",
+    f"torch.cat([*{split_code}[:rank], shard, *{split_code}[rank + 1 :]])",
 )
 train_sharded.change("model_unchanged", "vector_to_parameters(whole, parameters)", "pass")
-train_sharded.change("shard_starts_anew", "shard.grad =", f"shard.copy_({pieces}[rank]); shard.grad =")
+train_sharded.change("shard_starts_anew", "shard.grad =", f"shard.copy_({split_code}[rank]); shard.grad =")
 
 
 @train_sharded.mistake
@@ -281,11 +283,11 @@ def _play_layers(fn: Callable, x: Tensor, shards: list[Tensor], shapes: Shapes, 
     return {"y": y, "dx": x.grad, **{f"gradient of shards[{i}]": shard.grad for i, shard in enumerate(shards)}}
 
 
-def _one_layer_at_a_time(lefts: list[Observed]) -> str:
+def _one_layer_at_a_time(observed: list[Observed]) -> str:
     """Check the peak memory with many layers; with few, a layer, its gradient and copies take as much as the model."""
-    shards = [[value for name, value in left.before.items() if name.startswith("shards[")] for left in lefts]
+    shards = [[value for name, value in seen.before.items() if name.startswith("shards[")] for seen in observed]
     model = 8 * sum(shard.numel() for of_rank in shards for shard in of_rank if isinstance(shard, Tensor))
-    most = max(left.memory for left in lefts)
+    most = max(seen.memory for seen in observed)
     too_much = f"The result is right, but a rank holds {most:,} bytes at a time. The whole model takes {model:,}."
     return too_much * (len(shards[0]) == len(MANY) and most >= model)
 
@@ -294,8 +296,11 @@ sharded_linear_price, sharded_linear_freed = _layers(4, MANY, 0), _one_layer_at_
 sharded_linear = exact(
     "sharded_linear", linear, _play_layers, _all_layers, sharded_linear_price, breach=sharded_linear_freed
 )
-sharded_linear_add, own = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
-sharded_linear.change("own_samples", f"{sharded_linear_add} / n", f"{own}.clone()")
+sharded_linear_add, mine_code = (
+    "scattered((dy.T @ x).flatten())",
+    "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]",
+)
+sharded_linear.change("own_samples", f"{sharded_linear_add} / n", f"{mine_code}.clone()")
 sharded_linear.change("summed", f"{sharded_linear_add} / n", sharded_linear_add)
 sharded_linear.change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
 sharded_linear.change("dx_divided", "return dx", "return dx / n")
@@ -329,7 +334,7 @@ def computed_again(block: Callable, x: Tensor) -> Tensor:
 WIDE = 516
 
 
-class _Block(nn.Module):
+class _WideBlock(nn.Module):
     """A sharded layer with many outputs; the mean of each group of them is added to one number of x."""
 
     def __init__(self, width: int, inside: int, dropout: float, draw: Callable) -> None:
@@ -349,7 +354,7 @@ def _blocks(n: int, blocks: int, inside: int, seed: int, new: str = "", dropout:
 
 def _blocks_arguments(blocks: int, inside: int, seed: int, dropout: float, rank: int) -> tuple[Any, ...]:
     common, own = normal(seed), normal(100 + 10 * seed + rank)
-    return nn.ModuleList(_Block(3, inside, dropout, common) for _ in range(blocks)), own(8, 3), own(8, 3)
+    return nn.ModuleList(_WideBlock(3, inside, dropout, common) for _ in range(blocks)), own(8, 3), own(8, 3)
 
 
 def _all_blocks(seed: int) -> list[Case]:
@@ -368,13 +373,13 @@ def _play_blocks(fn: Callable, blocks: nn.ModuleList, x: Tensor, dy: Tensor) -> 
     return {"y": y, "dx": x.grad, "the next random number": torch.rand(1)}
 
 
-def _one_block_at_a_time(lefts: list[Observed]) -> str:
+def _one_block_at_a_time(observed: list[Observed]) -> str:
     """Check that no more than one block's activations are kept.
 
     Autograd keeps three wide tensors of a block: outputs of tanh and dropout, and the mask. Four blocks keep 12.
     """
-    most, inside = max(left.memory for left in lefts), 8 * 8 * WIDE
-    wide = len(lefts[0].before["0.up"]) * len(lefts) >= 3 * WIDE
+    most, inside = max(seen.memory for seen in observed), 8 * 8 * WIDE
+    wide = len(observed[0].before["0.up"]) * len(observed) >= 3 * WIDE
     too_much = f"The result is right, but a rank holds {most:,} bytes at a time. One block is {3 * inside:,} inside."
     return too_much * (wide and most > 8 * inside)
 

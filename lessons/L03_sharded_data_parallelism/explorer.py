@@ -1,11 +1,11 @@
-"""An explorer of sharding: which stage makes a model fit on so many devices, and what it costs.
+"""An explorer of sharding: the stage that makes a model fit on so many devices, and its cost.
 
-| model      ---o---  6.7B           | what lies in memory, against what  |
-| devices    o------  8              | a device has                       |
+| model      ---o---  6.7B           | the memory of a device by part,    |
+| devices    o------  8              | beside its capacity                |
 | stage      -o-----  ZeRO-1         |                                    |
 | recompute  o------  nothing        |                                    |
 | the result, in words                                                   |
-| where the time of a step goes, without sharding and with the stage      |
+| the time of a step by part, without sharding and with the stage         |
 """
 
 from __future__ import annotations

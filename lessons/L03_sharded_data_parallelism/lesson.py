@@ -17,7 +17,7 @@
 #
 # Four ranks train a small model. `sharded_step` runs it on real processes, and a ledger counts what each of them holds
 # just before the update: its parameters, their gradients, and the state of AdamW. *Predict:* of all that the four hold
-# together, how much is a mere copy of something that is held already?
+# together, how much is redundant, a copy of something that is held already?
 
 # %%
 from lessons.L03_sharded_data_parallelism.runs import STAGES, sharded_step
@@ -218,7 +218,7 @@ print("the same as one process, up to rounding:", bool((shared[0] - alone).abs()
 # | | is cut | so that a rank |
 # |---|---|---|
 # | **ZeRO-1** | the optimizer state | updates its own shard only |
-# | **ZeRO-2** | gradients, too | gives up all gradients but its shard, during the backward pass |
+# | **ZeRO-2** | gradients, too | frees all gradients but its shard, during the backward pass |
 # | **ZeRO-3** | parameters, too | gathers the parameters of a layer when it computes, and gives them up after it |
 #
 # PyTorch's name for the third is **FSDP**, fully sharded data parallelism.
@@ -251,7 +251,7 @@ memory_by_part({name: step.held[0] for name, step in steps.items()}, title="What
 # With four ranks, ZeRO-3 holds {{steps["ZeRO-3"].held[0].total / one:percent}} of what data parallelism holds. Stages 1
 # and 2 send what data parallelism sends, and stage 3 sends {{sends["ZeRO-3"] / sends["ZeRO-1"]:.1f}} times as much.
 # (Why are there {{steps["ZeRO-1"].held[0].gradients / parameters:.0f}} bytes of gradients in ZeRO-1? A rank has all of
-# its own gradients, and its shard of their mean. ZeRO-2 gives up the first during the backward pass.)
+# its own gradients, and its shard of their mean. ZeRO-2 frees the first during the backward pass.)
 #
 # With $N$ ranks and $\Psi$ parameters in 32 bits, by the formulas of the paper:
 #
@@ -284,7 +284,7 @@ Card("enough_stage")
 # ## 5. Parameters that come and go
 #
 # In ZeRO-3 a rank holds a shard of each layer, and nobody can compute with that. So before a layer computes, an
-# all-gather makes it whole, and after it the rank keeps its shard and gives up the rest. That happens in the forward
+# all-gather makes it whole, and after it the rank keeps its shard and frees the rest. That happens in the forward
 # pass, and again in the backward pass. *Predict:* does a rank have to wait for each layer?
 #
 # Here is one step, and below it the same with `prefetch=False`. Devices and links are emulated:
@@ -299,7 +299,7 @@ gantt(ahead, waiting, 850, "One step of ZeRO-3, twice")
 # %% [markdown]
 # It does not have to wait if it asks in time. While one layer computes, the next one is already on its way, in the thin
 # lane under each rank: that is called **prefetch**. Below, the same bytes travel while the rank waits. Even with
-# prefetch, traffic sticks out in three places: before the first layer, in the middle, where the last layer is wanted
+# prefetch, traffic is exposed in three places: before the first layer, in the middle, where the last layer is wanted
 # back at once, and after the last gradient. (Point at a bar to read what it is. `all_to_all` is a
 # reduce-scatter: everyone sends each piece to its owner, who adds up.)
 #
@@ -505,7 +505,7 @@ print("the same as ours, up to rounding:", bool((theirs - weights).abs().max() <
 #
 # ### When it stops being true
 #
-# - **There is too little to compute.** With few tokens on each rank, or slow links, the traffic of ZeRO-3 sticks out.
+# - **There is too little to compute.** With few tokens on each rank, or slow links, the traffic of ZeRO-3 is exposed.
 # - **Gradients are added up over several passes.** If a rank takes its share in small portions, ZeRO-3 gathers the
 #   parameters anew for each of them.
 # - **A layer is too large.** While it computes, it is whole, with all its activations. Then it has to be cut inside.

@@ -1,4 +1,4 @@
-"""Questions about sharding: which stage is enough, and what stage 3 sends that stage 1 does not."""
+"""Questions about sharding: the stage that is enough, and the bytes that only stage 3 sends."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _train_and_keep(rank: int) -> None:
         data.answer_loss(model(inputs), targets).backward()
 
 
-# option: arguments that remove what it names; None: `_train_and_keep`
+# option: arguments that remove its traffic; None: `_train_and_keep`
 WITHOUT: dict[str, dict[str, Any] | None] = {
     "nothing": {},
     "state": {"optimizer_cls": torch.optim.SGD},
@@ -81,7 +81,7 @@ def _sent(stage: int, ranks: int) -> int:
 
 
 def _send_without(option: str, ranks: int) -> Outcome:
-    """Remove what the option says that stage 3 sends on top of stage 1: does the difference disappear?"""
+    """Remove the extra traffic of stage 3 that the option names: does the difference to stage 1 disappear?"""
     how = WITHOUT[option]
     if how is None:
         step = after_barrier(launch(_train_and_keep, ranks).timeline)

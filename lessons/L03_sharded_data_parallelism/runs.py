@@ -1,4 +1,4 @@
-"""Training steps with plain data parallelism and with the three stages of ZeRO, which shard what replicas hold.
+"""Training steps with plain data parallelism and with the three stages of ZeRO, which shard the replicas' state.
 
 stage   made of                                        each of N ranks holds, for each parameter
 0       DataParallel                                   4 + 4 + 8 bytes

@@ -79,10 +79,10 @@ price_case, pace = ("ten layers", ([3, *[10] * 8, 22], 4)), Pace({"forward": 0.0
 split_layers = computing(
     "split_layers", split, "", _models, split_layers_more, price_case, _pass_through, value=_dearest, pace=pace
 )
-price = "max(sum(costs[i] for i in stage) for"
-split_layers.change("by_number", price, "sum(len(stage) ** 2 for")
-split_layers.change("least_squares", price, "sum(sum(costs[i] for i in stage) ** 2 for")
-split_layers.change("cheapest", price, price.replace("max", "-min"))
+price_code = "max(sum(costs[i] for i in stage) for"
+split_layers.change("by_number", price_code, "sum(len(stage) ** 2 for")
+split_layers.change("least_squares", price_code, "sum(sum(costs[i] for i in stage) ** 2 for")
+split_layers.change("cheapest", price_code, price_code.replace("max", "-min"))
 
 
 def _filled(costs: Costs, n_stages: int, is_full: Callable[[Costs, int, float], bool]) -> list[range]:
@@ -173,8 +173,10 @@ def _play_steps(fn: Callable, stage: nn.Module, minibatches: list, loss_fn: Call
 
 
 PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.001))
-last = _steps(4, 2, 0, new="hidden states get wider from rank to rank", wider=2)
-forward_and_backward = Exercise("forward_and_backward", passed_on, _play_steps, _all_steps, last, PACE, rounding=1e-12)
+price_steps = _steps(4, 2, 0, new="hidden states get wider from rank to rank", wider=2)
+forward_and_backward = Exercise(
+    "forward_and_backward", passed_on, _play_steps, _all_steps, price_steps, PACE, rounding=1e-12
+)
 back = "y.backward(dy)"
 forward_and_backward.change("no_leaf", "x.requires_grad_()", "pass", fails=True)
 forward_and_backward.change("frozen_forgotten", "if y.requires_grad", "if True", fails=True)
@@ -221,8 +223,8 @@ def _hold(network: tuple, found: Any) -> None:
 
 
 who_holds_what_more = [(n, kind) for n in (3, 4) for kind in ("more layers on a rank", "stages of different length")]
-network = "seven layers on 4 ranks", (WIDTHS, STAGES, 32)
-who_holds_what = computing("who_holds_what", held, "", _networks, who_holds_what_more, network, _hold)
+price_network = "seven layers on 4 ranks", (WIDTHS, STAGES, 32)
+who_holds_what = computing("who_holds_what", held, "", _networks, who_holds_what_more, price_network, _hold)
 acts = "sum(widths[stage.start : stage.stop + 1])"
 who_holds_what.change("no_bias", "(widths[i] + 1)", "widths[i]")
 who_holds_what.change("whole_model", "for i in stage)", "for i in range(len(widths) - 1))")

@@ -1,11 +1,11 @@
-"""An explorer of layer-wise model parallelism: who holds how much, and who is busy.
+"""An explorer of layer-wise model parallelism: the bytes on each rank, and its busy time.
 
     | units       --o---   4               | what every rank holds:         |
     | minibatch   -o----   32 samples      | parameters, gradients,         |
     | vocabulary  o-----   12 words        | optimizer state, activations   |
     | cut         o-----   by number       |                                |
     | the result, in words                 |                                |
-    | what every rank did                                               |
+    | the timeline of all ranks                                         |
 
 Memory is measured, by a ledger on every rank. Time is emulated: all blocks take equally long.
 """

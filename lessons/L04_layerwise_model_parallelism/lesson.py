@@ -29,11 +29,21 @@ split_layers(10, n_stages=4)
 
 # %% [markdown]
 # Every block on one rank, in order, and no stage more than one block larger than another. Order matters: what one
-# block puts out is what the next one takes in, so consecutive blocks should be neighbors.
+# block outputs is what the next one takes in, so consecutive blocks should be neighbors.
 #
-# Now four real ranks train it. `LayerWise` keeps a rank's own blocks and lets go of the others. What it passes on to
+# ### Question: layers in order, and memory
+#
+# Choose an answer and commit to it. Whichever it is, it is tried, and you see what comes of it.
+
+# %%
+from lessons import Card
+
+Card("Q6")
+
+# %% [markdown]
+# Now four real ranks train it. `LayerWise` keeps a rank's own blocks and frees the others. What it passes on to
 # the next rank is the output of its last block: hidden states, the only **activations** that have to travel. On the
-# way back each rank gets the gradient of what it has put out, and passes on the gradient of what it was given.
+# way back each rank gets the gradient of its output, and passes on the gradient of its input.
 
 # %%
 from itertools import islice
@@ -91,14 +101,31 @@ print("together what one holds:", sum(parts) == alone)
 # embedding and head are far smaller than a layer here: the fullest rank holds {{max(parts) / alone:percent}}. We come
 # back to that.
 #
-# ### Question: layers in order, and memory
-#
-# Choose an answer and commit to it. Whichever it is, it is tried, and you see what comes of it.
+# One thing here is a convenience: every rank builds the *whole* model first, and keeps its part. A model that fits on
+# no device is built otherwise. On PyTorch's `meta` device a tensor has a shape and no numbers, so the whole model costs
+# nothing there; then each rank makes room for its own stage, and reads its weights from a file:
 
 # %%
-from lessons import Card
+import tempfile
+from pathlib import Path
 
-Card("Q6")
+file = Path(tempfile.mkdtemp()) / "weights.pt"
+torch.save(TinyGPT(config).state_dict(), file)
+
+def own_stage(rank):
+    with torch.device("meta"):
+        blocks = TinyGPT(config).blocks
+    own = split_layers(10, 4)[rank]
+    stage = blocks[own.start : own.stop].to_empty(device="cpu")
+    weights = torch.load(file, mmap=True)  # what is not asked for is not read
+    stage.load_state_dict({name: weights[f"blocks.{name}"] for name in stage.state_dict()})
+    return sum(weight.nbytes for weight in blocks.parameters() if not weight.is_meta)
+
+# %%
+built = launch(own_stage, 4).results
+for rank, own in enumerate(built):
+    print(f"rank {rank} has built {own:9,} bytes of weights")
+print("together the whole model:", sum(built) == sum(weight.nbytes for weight in TinyGPT(config).parameters()))
 
 # %% [markdown]
 # ## 2. Is it still the same training?
@@ -138,7 +165,15 @@ print(f"sent by rank 1 in a step, to both sides: {sent[1] - sent[0]:,} bytes")
 #
 # ## 3. Who is busy?
 #
-# So much for the memory. *Predict:* with four devices, how much faster is a step than with one?
+# So much for the memory. Now the time.
+#
+# ### Question: a batch passes through the stages
+
+# %%
+Card("Q7")
+
+# %% [markdown]
+# *Predict:* with four devices, how much faster is a step than with one?
 
 # %%
 from course_lib import Pace
@@ -152,7 +187,9 @@ gantt(four, compare=alone, title="A training step", names=("on four ranks", "on 
 # %% [markdown]
 # Not at all, it takes exactly as long. The first rank computes and hands over, then the second, and so on to the last
 # and all the way back. Of four devices three wait. (This is **emulated**, as in the last lesson: a device takes
-# {{pace.device["forward"]:duration}} for a block forward, and {{pace.device["backward"]:duration}} backward.)
+# {{pace.device["forward"]:duration}} for a block forward, and {{pace.device["backward"]:duration}} backward. Embedding
+# and head are charged like a layer, to keep the stages about equal; really an embedding computes next to nothing, and a
+# head as much as its vocabulary is large.)
 
 # %%
 print(f"one rank {1000 * alone.makespan:.1f} ms, four ranks {1000 * four.makespan:.1f} ms")
@@ -168,12 +205,6 @@ for rank in range(4):
 # of it. The time that activations are on their way comes on top. So $p$ devices are at best as fast as one: the price
 # for a model that fits.
 #
-# ### Question: a batch passes through the stages
-
-# %%
-Card("Q7")
-
-# %% [markdown]
 # ## 4. Where to cut
 #
 # Equal layers make equal stages. But the first block of a language model is an embedding, which has many weights and
@@ -205,8 +236,12 @@ for name, costs in {"by number": None, "by bytes": sizes}.items():
 # embedding is large and computes next to nothing.
 
 # %% tags=["build-only"]
+from course_lib.planner import ModelSpec
+from course_lib.planner.models import GPT3
 from lessons.L04_layerwise_model_parallelism import explorer
 
+large, small = GPT3["175B"], ModelSpec(16, 2048, 32, 8192, 128256, kv_heads=8, ffn_hidden=8192, gated_mlp=True)
+head = [one.vocab * one.hidden / one.layer_parameters.total for one in (large, small)]
 
 def fullest(units, vocabulary=1000, cut="number"):
     step = explorer.LayerWiseSetting(units, samples=32, vocabulary=vocabulary, cut=cut).run()
@@ -242,7 +277,9 @@ LayerWiseExplorer()
 #    be cut inside.
 # </details>
 #
-# A cut between layers cannot make a stage smaller than its largest block. To go on you have to cut *inside* a layer,
+# A cut between layers cannot make a stage smaller than its largest block. (The head of the largest GPT-3
+# has {{head[0]:.1f}} times the parameters of a layer, that of Llama 3.2
+# with a billion {{head[1]:.1f}} times.) To go on you have to cut *inside* a layer,
 # and that is [tensor parallelism](06_tensor_parallelism.ipynb).
 #
 # ## 5. A case

@@ -1,4 +1,4 @@
-"""Questions about layers on several devices: how that relieves memory (Q6), and who waits for whom (Q7)."""
+"""Questions about layers on several devices: the relief of memory (Q6), and who waits for whom (Q7)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _hold(option: str, case: Split) -> Outcome:
 
 
 def _while_waiting(case: Split) -> Outcome:
-    """Measure what a waiting unit still holds, after training."""
+    """Measure the bytes that a waiting unit still holds, after training."""
     held = min(one.states for one in train_layers(case.units, case.layers, 2, True))
     return Outcome(held == 0, found={"held": held}, shown=held > 0)
 

@@ -90,11 +90,11 @@ def _as_text(actions: Any, row: int, each: int) -> Any:
     return " ".join(f"{op}{k}" if each == 1 and stage == row else f"{op}{k}.{stage}" for op, stage, k in actions)
 
 
-def _what_it_would_do(lefts: list[Observed]) -> str:
+def _what_it_would_do(observed: list[Observed]) -> str:
     """Say why these lists would hang, or in what they are worse than the right ones."""
-    name, *sizes = (str(lefts[0].values[size]) for size in ("name", "n_stages", "m", "each"))
+    name, *sizes = (str(observed[0].values[size]) for size in ("name", "n_stages", "m", "each"))
     n_stages, m, each = map(int, sizes)
-    texts = {key.split()[-1]: str(text) for left in lefts for key, text in left.values.items()}
+    texts = {key.split()[-1]: str(text) for seen in observed for key, text in seen.values.items()}
     word = re.compile(r"([FB])(\d+)" + r"\.(\d+)" * (each > 1))
     rows = [[word.fullmatch(one) for one in texts[f"{row}]"].split()] for row in range(n_stages // each)]
     if not all(map(all, rows)):
@@ -120,7 +120,7 @@ pipeline_actions_price = _schedule(4, "1f1b", 4, 8, runs=True)
 pipeline_actions = on_devices(
     "pipeline_actions", listed, _play_schedule, _schedules, pipeline_actions_price, rule=_what_it_would_do
 )
-pipeline_actions_ahead, last = (
+pipeline_actions_ahead, last_code = (
     "min(n_stages - 1 - stage, n_micro_batches)",
     "range(n_micro_batches - ahead, n_micro_batches)",
 )
@@ -130,7 +130,7 @@ pipeline_actions.change("all_alike", pipeline_actions_ahead, "min(n_stages - 1, 
 pipeline_actions.change("other_end", pipeline_actions_ahead, "min(stage, n_micro_batches)")
 pipeline_actions.change("one_less", pipeline_actions_ahead, "min(max(n_stages - 2 - stage, 0), n_micro_batches)")
 pipeline_actions.change("one_more", pipeline_actions_ahead, "min(n_stages - stage, n_micro_batches)")
-pipeline_actions.change("last_first", last, f"reversed({last})")
+pipeline_actions.change("last_first", last_code, f"reversed({last_code})")
 
 
 interleaved_actions_price = _schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True)
@@ -142,11 +142,11 @@ interleaved_actions = on_devices(
     interleaved_actions_price,
     rule=_what_it_would_do,
 )
-interleaved_actions_ahead, stages = (
+interleaved_actions_ahead, stages_code = (
     "(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)",
     "rank, n_ranks * stages_per_rank, n_ranks",
 )
-interleaved_actions.change("stages_side_by_side", stages, "stages_per_rank * rank, stages_per_rank * (rank + 1)")
+interleaved_actions.change("stages_side_by_side", stages_code, "stages_per_rank * rank, stages_per_rank * (rank + 1)")
 interleaved_actions.change("same_way_back", "reversed(stages)", "stages")
 interleaved_actions.change("one_stage_after_the_other", "size = n_ranks", "size = n_micro_batches")
 interleaved_actions.change("one_micro_batch_after_the_other", "size = n_ranks", "size = 1")

@@ -5,7 +5,7 @@
     | schedule       -o----   gpipe         |                             |
     | cut            o-----   equal         |                             |
     | the result, in words                  |                             |
-    | what every rank did                                                 |
+    | the timeline of all ranks                                           |
 
 Devices are emulated, so that a laptop can show what eight of them would do.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from course_lib.classroom.runs import pipeline_step
 from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View, compared
-from course_lib.figures import gantt, held, in_flight
+from course_lib.figures import gantt, held_activations, in_flight
 from course_lib.figures.axis import counted, duration, number, percent
 from course_lib.planner import simulate
 from course_lib.ranks import Pace
@@ -27,13 +27,13 @@ from course_lib.timeline import Timeline
 STAGES = (2, 3, 4, 6, 8)
 MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
 NAMES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
-LAYERS = 288  # of the model: so that a sixth of any stage is a whole number of layers
+LAYERS = 288  # of the model, so that a sixth of any stage is a whole number of layers
 SECONDS = 0.002  # for the minibatch in one layer: forward, and each half of the backward
-CUTS = ("equal stages", "last stage 1/6 larger", "last stage 1/3 larger")
+CUTS = ("equal ranks", "last rank 1/6 more", "last rank 1/3 more")
 
 
 class PipelineSetting(NamedTuple):
-    """The values of the controls. moved: sixths of a stage that are moved from the first stage to the last."""
+    """The values of the controls. moved: sixths of a rank's layers, moved from the first stage to the last."""
 
     ranks: int
     micro_batches: int
@@ -53,8 +53,9 @@ class PipelineSetting(NamedTuple):
         """The number of layers of each stage."""
         n = self.ranks * self.stages_per_rank
         layers = [LAYERS // n] * n
-        layers[0] -= self.moved * layers[0] // 6
-        layers[-1] += self.moved * layers[-1] // 6
+        moved = self.moved * (LAYERS // self.ranks) // 6
+        layers[0] -= moved
+        layers[-1] += moved
         return layers
 
     def run(self) -> Timeline:
@@ -81,7 +82,7 @@ def describe(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> s
     """Describe a step: its time and bubble beside the predicted ones, and the activations held by the fullest rank."""
     idle, expected = step.idle_fraction(), predicted.idle_fraction()
     micro_batches = counted(setting.micro_batches, "micro-batch")
-    most = max(one.most for one in held(step))
+    most = max(one.most for one in held_activations(step))
     return (
         f"{counted(setting.ranks, 'stage')}, {micro_batches}, {setting.name}, {step.origin}: "
         f"{duration(step.makespan)}, {compared(step.makespan, predicted.makespan)}. The ranks were idle for "

@@ -5,7 +5,7 @@
     | overhead     -o----   4 ms            | idle; and what is held      |
     | memory       --o---   16 samples      |                             |
     | the result, in words                  |                             |
-    | what every rank did with the size chosen                            |
+    | the timeline of all ranks with the size chosen                      |
 
 A micro-batch of b samples takes h + b c seconds on a stage; h is any overhead. The minibatch has B samples and p stages
 run 1f1b, so a step takes (B / b + p - 1) (h + b c) seconds, and the best b is the square root of B h / ((p - 1) c). The
@@ -96,9 +96,9 @@ def curve(setting: MicroBatchSetting, runs: Runs) -> list[SizedStep]:
     ]
 
 
-def describe(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep]) -> str:
+def describe(setting: MicroBatchSetting, step: Timeline, sizes: list[SizedStep]) -> str:
     """Describe a step, and the best size that fits."""
-    (own,) = (one for one in curve if one.size == setting.size)
+    (own,) = (one for one in sizes if one.size == setting.size)
     text = (
         f"Micro-batches of {counted(setting.size, 'sample')}, {setting.micro_batches} of them on "
         f"{setting.stages} stages, {step.origin}: {duration(step.makespan)} for a step, "
@@ -106,7 +106,7 @@ def describe(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep])
     )
     if not own.fits:
         text += f"A real device would have no room: {own.held} samples held, memory for {setting.memory}. "
-    fastest = best(curve)
+    fastest = best(sizes)
     if fastest is None:
         return text + "No size fits into memory."
     text += f"The best size that fits is {counted(fastest.size, 'sample')}"

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Pipeline parallelism
 #
-# **What you do:** let small pieces of a minibatch flow through a model that lies on four devices, see how long the
-# devices are idle, and find the schedule and the size of the pieces that waste least.<br>
-# **Time:** 45 minutes.<br>
+# **What you do:** get all devices of a row to work at the same time, see how long they are idle, and find the schedule
+# that wastes least.<br>
+# **Time:** 45 minutes, and as long again for the four cases in section 7.<br>
 # **You need:** [Layer-wise model parallelism](04_layerwise_model_parallelism.ipynb).
 #
-# ## 1. Pass it on, and start the next
+# ## 1. One works, three wait
 #
 # The layers of a model lie on four devices in a row. A minibatch goes forward from the first to the last, and its
 # gradients come back. At any moment one device works and three wait. Here `step` runs one training step on real ranks,
@@ -35,7 +35,17 @@ took = {span.kind: span.duration for span in whole.of(0)}
 # {{took["backward"]:duration}} to bring its gradients back. The number on a bar says which piece of the minibatch it
 # is; there is only one, number 0.
 #
-# Why should the first device wait, though? It is done with the minibatch, and there is nothing else. So cut the
+# ### Question: eight units, one of them active
+#
+# Each option is tried on eight ranks, and you see how many are active at a time.
+
+# %%
+from lessons import Card
+
+Card("Q11")
+
+# %% [markdown]
+# Why should the first device wait? It is done with the minibatch, and there is nothing else. So cut the
 # minibatch into four **micro-batches**. The first device passes micro-batch 0 on and starts with number 1 at once,
 # while its neighbor works on number 0, and so on down the row, like an assembly line.
 #
@@ -79,8 +89,6 @@ print(as_text(SCHEDULES["gpipe"](4, 4)))
 # Whatever you answer is looked up in the trace of a real pipeline.
 
 # %%
-from lessons import Card
-
 Card("Q10")
 
 # %% [markdown]
@@ -103,20 +111,21 @@ for m, run in runs.items():
           f"{whole.makespan / run.makespan:.1f} times as fast as without")
 
 # %% [markdown]
-# It takes {{min(m for m, run in runs.items() if run.idle_fraction() < 0.2001):in_words}} of them, and the formula is
-# right, to the last digit. It has no device speeds in it, and no minibatch: only stages and
-# micro-batches count. With many micro-batches four devices come close to being four times as fast as one, which a plain
-# row of devices never is.
+# It takes {{min(m for m, run in runs.items() if run.idle_fraction() < 0.2001):in_words}} of them. The formula has no
+# device speeds in it, and no minibatch: only stages and micro-batches count. With many micro-batches four devices come
+# close to being four times as fast as one, which a plain row of devices never is. (That it is right to the last digit
+# is no wonder: these devices are emulated, equally fast, and their messages take no time. With times profiled on eight
+# A100s and 24 micro-batches it is 24.3% where the formula says {{7 / 31:.1%}}; Qi et al. 2024, table 5.)
 #
-# It also says what to do about more devices: with twice the stages you need about twice the micro-batches to stay
-# where you are. A rule of thumb is $m \ge 4p$ (Huang et al. 2019). Then the bubble is less than a fifth.
+# It also says what to do about more devices. To be busy for 80% of the time, $m = 4(p-1)$: 12 micro-batches for four
+# stages, 28 for eight, 252 for 64. A rule of thumb is $m \ge 4p$ (Huang et al. 2019).
 #
-# ### Question: eight units, one of them active
+# ### Question: the order that keeps both busiest
 #
-# Each option is tried on eight ranks, and you see how many are active at a time.
+# Your order becomes a program for two ranks, and you see how long they are idle. More than one order is best.
 
 # %%
-Card("Q11")
+Card("Q8")
 
 # %% [markdown]
 # ## 3. Is it still the same training?
@@ -181,8 +190,8 @@ print(f"for comparison, the gradients of all parameters: {sum(g.nbytes for g in 
 
 # %% [markdown]
 # Ranks 1 and 2 send activations down and gradients up, the outer ones only one of them. (The
-# {{run.timeline.bytes_sent(0) - hidden}} bytes on top say once what the tensors look like.) That is little, and it can
-# travel while the next micro-batch is computed. So a pipeline is what one puts between machines whose network is slow.
+# {{run.timeline.bytes_sent(0) - hidden}} bytes on top say once what the tensors look like.) That is little, so a
+# pipeline is what one puts between machines whose network is slow.
 #
 # ## 4. What has to be held
 #
@@ -238,6 +247,43 @@ for name in ("gpipe", "1f1b"):
 # With 1F1B, more micro-batches do not only make the bubble smaller, they also save memory, since the same number of
 # smaller ones is held. (It is the usual choice since Narayanan et al. 2021.)
 #
+# There is another way to hold little: forget the activations inside a stage, keep its input alone, and compute forward
+# a second time when the gradient comes back. This is **activation checkpointing**, or recomputation. GPipe's authors
+# used it, which is why all $m$ micro-batches fitted. *Predict:* what does it leave of either schedule's bytes?
+
+# %%
+from torch.utils.checkpoint import checkpoint
+
+
+class Recomputed(torch.nn.Module):
+    def __init__(self, stage):
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x):
+        return checkpoint(self.stage, x, use_reentrant=False)
+
+# %%
+def recomputing(rank, name):
+    stages = [Recomputed(stage) for stage in cut(TinyGPT(shape), 4)]
+    with Ledger(stages[rank]) as ledger:
+        run_schedule(SCHEDULES[name](4, 8), stages, inputs, targets, data.answer_loss)
+    return max(sample.held.activations for sample in ledger.samples)
+
+for name in ("gpipe", "1f1b"):
+    kept = max(launch(activations, 4, (name, 8)).results)
+    again = max(launch(recomputing, 4, (name,)).results)
+    print(f"{name:<5} 8 micro-batches: {kept:9,} bytes from forward to backward, {again:7,} with recomputation")
+
+# %% tags=["build-only"]
+one = max(launch(activations, 4, ("naive", 8)).results)
+
+# %% [markdown]
+# What is left is the inputs of the micro-batches that are held. (On top come the activations of *one*, while it is
+# computed again and at once used up, {{one:,}} bytes; the ledger does not see these.) The price is time. A backward
+# pass takes about as long as two forward passes, so a second forward pass makes a third more to compute. With 1F1B one
+# recomputes only what does not fit otherwise.
+#
 # ### A schedule is a list
 #
 # The first version is called **GPipe** (Huang et al. 2019). What makes GPipe GPipe, and 1F1B 1F1B? Nothing but the
@@ -266,14 +312,6 @@ except ScheduleError as error:
 # Rank 0 wants a gradient of micro-batch 0 before it sends out number 1, and rank 1 wants number 1 before it sends one
 # back: both would wait forever.
 #
-# ### Question: the order that keeps both busiest
-#
-# Your order becomes a program for two ranks, and you see how long they are idle. More than one order is best.
-
-# %%
-Card("Q8")
-
-# %% [markdown]
 # ## 5. Filling the bubble
 #
 # Can there be less idle time without more micro-batches? Two ideas, and both are again nothing but other lists.
@@ -301,20 +339,23 @@ from course_lib.planner import simulate
 from course_lib.schedules import peak_in_flight
 
 p, m = 4, 8
-for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b": 2, "zb_h1": 1}.items():
+for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b": 2, "zb_h1": 1, "zbv": 2}.items():
     schedule, seconds = SCHEDULES[name](p * stages_each, m), 0.02 / stages_each
     idle = simulate(schedule, forward=seconds, backward=seconds, weight_grad=seconds).idle_fraction()
     peaks = [peak / stages_each for peak in peak_in_flight(schedule)]
     print(f"{name:<17} idle {idle:3.0%}; each rank holds at most {peaks} of {m} micro-batches")
 
 # %% [markdown]
-# 1F1B gives memory back and asks nothing for it. The last two ask for some of it again: interleaving on every rank, and
-# zero bubble on all ranks but the first, because what W needs has to be held until W has run.
+# 1F1B frees memory and asks nothing for it. Interleaving asks for some of it again on every rank, and zero bubble on
+# all ranks but the first, because what W needs has to be held until W has run.
 #
 # Why is "zero bubble" not zero? The last rank still begins $p-1$ turns late, {{p - 1}} of
-# {{simulate(SCHEDULES["zb_h1"](p, m), 1, 1, 1).makespan:.0f}}. Nothing within one step can fill
-# these turns. What can become zero are the gaps after a rank's first action: `zb_h2` has none, and holds up to $2p-1$
-# micro-batches for it. Then the first rank is done early and begins the next step while the others finish this one.
+# {{simulate(SCHEDULES["zb_h1"](p, m), 1, 1, 1).makespan:.0f}}, and as long as all micro-batches enter at the same end,
+# nothing can fill these turns. There are three ways out. `zbv` folds the stages into a V, two small ones on each rank,
+# so the last rank begins after turns half as long. DualPipe lets micro-batches enter at *both* ends, so that the last
+# rank has work at once; each rank then holds two stages, so the parameters are there in two copies. And `zb_h2`
+# leaves no gaps after a rank's first action, holding up to $2p-1$ micro-batches: the first rank is done early and
+# begins the next step while the others finish this one.
 #
 # ### Turn the knobs
 #
@@ -324,8 +365,8 @@ for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b":
 # 1. Keep `gpipe`, and go from 1 to 16 micro-batches. Which part of the picture becomes smaller, and which cannot?
 # 2. Switch between `gpipe` and `1f1b`, and watch what every rank holds.
 # 3. Which schedule is best for 8 stages and 8 micro-batches? And for 16?
-# 4. Make the last stage a third larger than the others, as an output layer with a large vocabulary easily does. Only
-#    one rank has more to do: where does the time of all the others go? Does a better schedule help?
+# 4. Give the last rank a third more to do, as an output layer with a large vocabulary easily does. Only one rank has
+#    more: where does the time of all the others go? Does `interleaved_1f1b` lose less by it than `gpipe`?
 
 # %%
 from lessons.L05_pipeline_parallelism.explorer import PipelineExplorer
@@ -342,6 +383,10 @@ def explored(stages, micro_batches, name, moved=0):
 def idle(*setting):
     return explored(*setting).idle_fraction()
 
+def slower(name):
+    quick, slow = (simulate(SCHEDULES[name](4, 8), 1, 1, 1, transfer=seconds).makespan for seconds in (0, 0.1))
+    return slow / quick - 1
+
 # %% [markdown]
 # <details><summary>What you should see</summary>
 #
@@ -353,13 +398,16 @@ def idle(*setting):
 #    {{idle(8, 16, "zb_h1"):percent}}; those of `gpipe` and `1f1b` for {{idle(8, 8, "gpipe"):percent}} and
 #    {{idle(8, 16, "gpipe"):percent}}.
 # 4. They wait for the last rank, in every turn: with four stages, eight micro-batches and `gpipe`, a step takes
-#    {{explored(4, 8, "gpipe", 2).makespan:duration}} in place of {{explored(4, 8, "gpipe").makespan:duration}}. A
-#    better schedule helps: with `interleaved_1f1b` it takes
-#    {{explored(4, 8, "interleaved_1f1b", 2).makespan:duration}}.
+#    {{explored(4, 8, "gpipe", 2).makespan:duration}} in place of {{explored(4, 8, "gpipe").makespan:duration}}.
+#    `interleaved_1f1b` has the smaller bubble, and loses as much: it takes
+#    {{explored(4, 8, "interleaved_1f1b", 2).makespan:duration}} in place of
+#    {{explored(4, 8, "interleaved_1f1b").makespan:duration}}.
 # </details>
 #
-# The fourth one is worth remembering. In the middle of a step every rank goes at the pace of the slowest stage, and no
-# number of micro-batches changes that. The remedy is a better cut, by what the layers cost and not by their number.
+# The fourth one is worth remembering. In the middle of a step every rank goes at the pace of the slowest *rank*, and
+# neither more micro-batches nor smaller stages change that. The remedy is a better cut, by what the layers cost and not
+# by their number. (Llama 3's 405B has one layer less on its first and on its last rank; Llama Team 2024, section
+# 3.3.2.)
 #
 # ## 6. How small is too small?
 #
@@ -389,7 +437,12 @@ for b in (1, 2, 4, 8, 16, 32):
 print(f"best size by the formula: {(B * h / ((p - 1) * c)) ** 0.5:.1f} samples")
 
 # %% [markdown]
-# Memory matters here, too: 1F1B holds up to $p$ micro-batches, so large ones need more room. Each move runs the size
+# By the formula, as many times too small is as bad as too large: one sample is about five times too small, and 32 are
+# six times too large. They take {{seconds(1):duration}} and {{seconds(32):duration}}, where {{seconds(4):duration}} are
+# possible. What decides between them is what the formula leaves out: a real device computes small matrices slowly, so
+# that $c$ is larger for small $b$; and 1F1B holds up to $p$ micro-batches, so large ones need more room.
+#
+# Each move runs the size
 # you chose on real ranks, and then the other sizes one by one. The model and the minibatch stay the same, so with more
 # stages each has less to compute. (Memory counts samples of a device's own layers.) Try these:
 #
@@ -481,7 +534,8 @@ for name, schedule in {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}.items():
 #   rounding.
 # - Filling and draining leave a bubble of $(p-1)/(m+p-1)$: more micro-batches make it smaller, more stages larger.
 # - GPipe and 1F1B have the same bubble. GPipe holds all $m$ micro-batches, 1F1B at most $p$.
-# - Interleaving and zero-bubble schedules make the bubble smaller, for more messages and more memory.
+# - Interleaving and zero-bubble schedules make the bubble smaller, for more messages or more memory. They cure no
+#   uneven cut.
 # - The size of a micro-batch has an optimum: overhead grows below it, idle time and memory above.
 # - All wait for the slowest stage, in every turn.
 #
@@ -491,8 +545,13 @@ for name, schedule in {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}.items():
 #   length that varies makes one of them longer, and that one sets the pace.
 # - **The minibatch is small.** There are never more micro-batches than samples, and training sets a limit to the
 #   minibatch. With 64 stages and 64 samples the bubble is half of the time.
-# - **Messages are slow.** They can hide behind computing in GPipe. In 1F1B a rank soon needs what its neighbor has
-#   just sent, so every message delays somebody.
+# - **Messages are slow.** GPipe hides them: with eight micro-batches on four stages, messages of a tenth of a forward
+#   pass make its step {{slower("gpipe"):percent}} longer, filling and draining. In 1F1B a rank soon needs what its
+#   neighbor has just sent, so every message delays somebody, and it is {{slower("1f1b"):percent}}. (With
+#   interleaved stages there is other work in the meantime, and Megatron hides messages behind it.)
+# - **Other things wait, too.** To clip gradients one needs their norm over all stages, so no rank may update before the
+#   last is done. And ZeRO-2 and ZeRO-3 combine badly with micro-batches: they reduce or gather in each of the $m$
+#   passes what plain data parallelism sends once a step. So pipelines are joined to ZeRO-1.
 # - **The weights change in between.** Some systems do not drain and update as they go (Narayanan et al. 2019,
 #   PipeDream). There is no bubble then, and it is no longer the same training.
 #
@@ -503,6 +562,7 @@ for name, schedule in {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}.items():
 # - Narayanan et al. 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC: 1F1B
 #   that drains, interleaving, and how to choose the size of a micro-batch.
 # - Qi et al. 2024, *Zero Bubble Pipeline Parallelism*, ICLR.
+# - DeepSeek-AI 2024, *DeepSeek-V3 Technical Report*, section 3.2.1: DualPipe, and what it hides.
 #
 # **Next:** the [exercise](../exercises/05_pipeline_parallelism/05_pipeline_parallelism.ipynb). Write GPipe and 1F1B
 # yourself, and the ranks that run them. Then [tensor parallelism](06_tensor_parallelism.ipynb), where all ranks work on

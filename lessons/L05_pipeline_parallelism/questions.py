@@ -16,13 +16,13 @@ from course_lib.classroom.runs.events import (
     Grid,
     active,
     fill_and_drain,
-    flow,
     name_of,
     read,
+    run_batch,
     run_events,
     until_stuck,
 )
-from course_lib.figures import gantt, held
+from course_lib.figures import gantt, held_activations
 from course_lib.figures.axis import percent
 from course_lib.ranks import Deadlock, Link, Pace, RankFailed
 from course_lib.timeline import Span, Timeline
@@ -60,7 +60,7 @@ def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
 
 
 def _read_off(option: str, case: Moment) -> Outcome:
-    """Find in the trace of a real pipeline when S1 does what the option claims, and what it does at this moment."""
+    """Find in the trace of a real pipeline when S1 does the claimed work, and its work at this moment."""
     timeline = run_events(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
     finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
     claimed = _find(timeline, 0, *_claims(case)[option])
@@ -167,7 +167,7 @@ CUT = Grid(4, 8)
 
 
 def _gain() -> Outcome:
-    whole, cut = flow("naive", CUT.devices, 1), flow("gpipe", *CUT)
+    whole, cut = run_batch("naive", CUT.devices, 1), run_batch("gpipe", *CUT)
     busy = [1 - timeline.idle_fraction() for timeline in (whole, cut)]
     right = all(map(isclose, busy, [1 / CUT.devices, CUT.most_busy]))
     found = {"busy": busy, "times": whole.makespan / cut.makespan}
@@ -182,10 +182,10 @@ BEFORE, AFTER, FEWER = Grid(8, 8), Grid(8, 32), Grid(8, 16)
 
 
 def _tuned() -> Outcome:
-    steps = [flow("gpipe", 4, 4), flow("1f1b", 4, 16), flow("interleaved_1f1b", 4, 16, 2)]
+    steps = [run_batch("gpipe", 4, 4), run_batch("1f1b", 4, 16), run_batch("interleaved_1f1b", 4, 16, 2)]
     names = ("gpipe, 4 micro-batches", "1f1b, 16 micro-batches", "interleaved_1f1b, 16 micro-batches")
     # Micro-batches differ in size between the steps, so count held activations as shares of the batch.
-    most = [max(one.most for one in held(step)) / m for step, m in zip(steps, (4, 16, 16), strict=True)]
+    most = [max(one.most for one in held_activations(step)) / m for step, m in zip(steps, (4, 16, 16), strict=True)]
     lines = (
         f"{name}: idle {percent(step.idle_fraction())}, holds at most {percent(share)} of the batch's activations"
         for name, step, share in zip(names, steps, most, strict=True)

@@ -47,8 +47,8 @@ def column(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def row(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    addend = F.linear(x, weight)
-    return conjugate(addend, summed, unchanged) + bias
+    partial_sum = F.linear(x, weight)
+    return conjugate(partial_sum, summed, unchanged) + bias
 
 
 def unchanged(tensor: Tensor) -> Tensor:
@@ -125,19 +125,18 @@ def outputs_added_up(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 row_parallel_cases, row_parallel_price = partial(_linear_cases, "inputs"), _linear("inputs", 4, (16,), 64, 32)
 row_parallel = exact("row_parallel", row, _play_linear, row_parallel_cases, row_parallel_price)
-total = "conjugate(addend, summed, unchanged)"
-row_parallel.change("without_g", total, "addend")
+g = "conjugate(partial_sum, summed, unchanged)"
+row_parallel.change("without_g", g, "partial_sum")
 row_parallel.change("g_averages", "summed", "averaged")
-row_parallel.change("bias_on_every_rank", f"{total} + bias", "conjugate(addend + bias, summed, unchanged)")
+row_parallel.change("bias_on_every_rank", f"{g} + bias", "conjugate(partial_sum + bias, summed, unchanged)")
 row_parallel.change(
-    "bias_in_parts", f"{total} + bias", "conjugate(addend + bias / dist.get_world_size(), summed, unchanged)"
+    "bias_in_parts", f"{g} + bias", "conjugate(partial_sum + bias / dist.get_world_size(), summed, unchanged)"
 )
-row_parallel.change(
-    "bias_on_one_rank", f"{total} + bias", "conjugate(addend + (0 if dist.get_rank() else bias), summed, unchanged)"
-)
+only_here = "conjugate(partial_sum + (0 if dist.get_rank() else bias), summed, unchanged)"
+row_parallel.change("bias_on_one_rank", f"{g} + bias", only_here)
 row_parallel.change("g_on_both_ways", "unchanged", "summed")
 row_parallel.change("f_in_place_of_g", "summed, unchanged", "unchanged, summed")
-row_parallel.change("addends_side_by_side", f"{total} + bias", "side_by_side(addend + bias)")
+row_parallel.change("partial_sums_side_by_side", f"{g} + bias", "side_by_side(partial_sum + bias)")
 
 
 # Attention
@@ -183,7 +182,7 @@ def _play_heads(fn: Any, x: Tensor, qkv: Tensor, bias: Tensor, out: Tensor, head
     with compute("forward"):
         if not _are_heads(shares, width, len(out)):
             return {"shares": shares}
-        return {"heads": torch.tensor(len(shares[1]) // 3 // width), "addend": attention(x, shares, width)}
+        return {"heads": torch.tensor(len(shares[1]) // 3 // width), "partial sum": attention(x, shares, width)}
 
 
 def _are_heads(shares: Any, width: int, hidden: int) -> bool:
@@ -196,15 +195,15 @@ def _are_heads(shares: Any, width: int, hidden: int) -> bool:
     return own > 0 and own % width == 0 and [tuple(one.shape) for one in shares] == wanted
 
 
-def _view_heads(lefts: list[Observed]) -> list[Values]:
+def _view_heads(observed: list[Observed]) -> list[Values]:
     """The values to compare: numbers of heads, and the sum of all outputs. Which heads a rank has is free."""
-    results = ([left.values.get(f"the result[{name}]", "") for left in lefts] for name in ("heads", "addend"))
-    counts, addends = ([one for one in values if isinstance(one, Tensor)] for values in results)
-    if len(addends) < len(lefts):
-        kinds = ["; ".join(kind(one) for k, one in left.values.items() if "result" in k) for left in lefts]
-        return [left.values | {HEADS: f"no whole heads: {of_rank}"} for left, of_rank in zip(lefts, kinds, strict=True)]
-    of_all: Values = {HEADS: torch.stack(counts).sort()[0], "the attention of all": torch.stack(addends).sum(0)}
-    return [{k: v for k, v in left.values.items() if "result" not in k} | of_all for left in lefts]
+    results = ([seen.values.get(f"the result[{name}]", "") for seen in observed] for name in ("heads", "partial sum"))
+    counts, partial_sums = ([one for one in values if isinstance(one, Tensor)] for values in results)
+    if len(partial_sums) < len(observed):
+        kinds = ["; ".join(kind(one) for k, one in seen.values.items() if "result" in k) for seen in observed]
+        return [seen.values | {HEADS: f"no whole heads: {each}"} for seen, each in zip(observed, kinds, strict=True)]
+    of_all: Values = {HEADS: torch.stack(counts).sort()[0], "the attention of all": torch.stack(partial_sums).sum(0)}
+    return [{k: v for k, v in seen.values.items() if "result" not in k} | of_all for seen in observed]
 
 
 cut_heads = exact("cut_heads", heads_cut, _play_heads, _heads_cases, price_case=_heads(4, 8, 4), compared=_view_heads)
@@ -267,8 +266,8 @@ def _play_entropy(fn: Any, logits: Tensor, targets: Tensor, first: int) -> Any:
     return dict(zip(("loss", "gradient"), result, strict=True)) if is_pair else result
 
 
-def _three_numbers(lefts: list[Observed]) -> str:
-    (_, most), allowed = most_sent(lefts), 3 * len(lefts[0].before["targets"])
+def _three_numbers(observed: list[Observed]) -> str:
+    (_, most), allowed = most_sent(observed), 3 * len(observed[0].before["targets"])
     too_much = f"The loss is right, but a rank gives {most} numbers to the others, where {allowed} would do"
     return f"{too_much}: three a target." * (most > allowed)
 

@@ -126,9 +126,9 @@ checks.column_parallel(column_parallel).points(2)
 # The next layer of an MLP takes what the first one has put out, and that lies on different ranks: each has some of the
 # inputs. So this layer is cut the other way.
 #
-#     rank 0    x_0 ---- weight_0 ---->  an addend of y \
-#                                                        >  y, on both
-#     rank 1    x_1 ---- weight_1 ---->  an addend of y /
+#     rank 0    x_0 ---- weight_0 ---->  a partial sum of y \
+#                                                           >  y, on both
+#     rank 1    x_1 ---- weight_1 ---->  a partial sum of y /
 #
 # After it, all ranks hold the same y, and go on with it in the same way. So they all come back with the same gradient
 # of y.
@@ -145,13 +145,13 @@ def row_parallel(x, weight, bias):
     gets the gradient of its x and its weight, and every rank that of the bias.
     """
     ### BEGIN SOLUTION
-    def all_reduced(addend):
-        total = addend.clone()
+    def all_reduced(partial_sum):
+        total = partial_sum.clone()
         dist.all_reduce(total)
         return total
 
-    addend = F.linear(x, weight)
-    return conjugate(addend, all_reduced, lambda gradient: gradient) + bias
+    partial_sum = F.linear(x, weight)
+    return conjugate(partial_sum, all_reduced, lambda gradient: gradient) + bias
     ### END SOLUTION
 
 
@@ -167,11 +167,11 @@ def row_parallel(x, weight, bias):
 # </details>
 # <details><summary>Hint 3: backward</summary>
 #
-# y is addend + addend + ..., so the gradient of each addend is the gradient of y, and that all ranks have already.
+# y is the sum of all partial sums, so the gradient of each is the gradient of y, and that all ranks have already.
 # </details>
 # <details><summary>Hint 4: the last line</summary>
 #
-# `return conjugate(addend, all_reduced, lambda gradient: gradient) + bias`
+# `return conjugate(partial_sum, all_reduced, lambda gradient: gradient) + bias`
 # </details>
 
 # %% nbgrader={"grade_id": "check_row_parallel", "grade": true, "locked": true, "points": 2}
@@ -189,8 +189,8 @@ checks.row_parallel(row_parallel).points(2)
 # [`sum_over_ranks`](../../course_lib/mechanisms/tensor_parallel/linear.py), and the layers are `ColumnParallelLinear`
 # and `RowParallelLinear`.
 #
-# You may have called `dist.all_reduce` on the addend itself, and got a warning for it. The gradient then goes on as it
-# is, as if nothing had been summed, which is what g wants. For f it would be wrong.
+# You may have called `dist.all_reduce` on the partial sum itself, and got a warning for it. The gradient then goes on
+# as it is, as if nothing had been summed, which is what g wants. For f it would be wrong.
 #
 # Beware of `torch.distributed.nn.functional.all_reduce`, which PyTorch calls differentiable. It sums on the way back as
 # well. That is right if each rank goes on to a loss of its own, and the losses are added up. Here all ranks have the

@@ -1,11 +1,11 @@
 """An explorer of tensor parallelism: cut two matrices, and real ranks run them, forward and backward.
 
-    | ranks        --o--  4               | what every rank did         |
+    | ranks        --o--  4               | the timeline of all ranks   |
     | hidden size  --o--  64              |                             |
     | cut          o----  columns, rows   |                             |
     | sequence     [ ] parallel           |                             |
     | the result, in words                |                             |
-    | who holds what, and what is communicated where                    |
+    | the share of each rank, and all communication                     |
 
 Devices and links are emulated. Costlier cuts and mistakes really run, too: all results are compared with those of
 one process.
@@ -59,12 +59,14 @@ def _price(run: CutRun, hidden: int) -> str:
         return "One rank sends nothing."
     least = 2 * 2 * (ranks - 1) / ranks * 4 * POSITIONS * hidden  # bytes: two all-reduces of the hidden states
     factor = run.sent / least
-    compared = "no cut needs less" if abs(factor - 1) < 0.01 else f"{factor:.1f} times what columns, rows needs"
+    beside = "no cut needs less" if abs(factor - 1) < 0.01 else f"{factor:.1f} times what columns, rows needs"
     if factor < 0.99:
-        compared = "less than what has to travel"
-    counted = count_operations([op for operation in run.operations for op in (operation.forward, operation.backward)])
+        beside = "less than what has to travel"
+    operations = count_operations(
+        [op for operation in run.operations for op in (operation.forward, operation.backward)]
+    )
     busy = percent(sum(map(step.busy, range(ranks))) / (ranks * step.makespan))
-    return f"Each sends {data_size(run.sent)} in {counted}: {compared}. It computes for {busy} of the time."
+    return f"Each sends {data_size(run.sent)} in {operations}: {beside}. It computes for {busy} of the time."
 
 
 def _verdict(run: CutRun) -> str:

@@ -1,4 +1,4 @@
-"""The picture of an MLP whose two matrices are cut: who holds what, and what is communicated where.
+"""The picture of an MLP whose two matrices are cut: the share of each rank, and all communication.
 
     forward             nothing                              all-reduce
                x          (f)       A        u          B        (g)       y
@@ -129,7 +129,7 @@ def _draw_thing(sheet: Sheet, thing: _Thing, ranks: int, x: float, middle: float
         sheet.box(*box, tip=tip, fill=BACKGROUND, stroke="currentColor", stroke_dasharray=dash)
     for rank in range(ranks) if cut != "whole" else ():
         box, fill = _box_of_share(thing, rank, ranks, x, y), sheet.fill(f"rank{rank}", RANKS[rank])
-        what = {"addends": "an addend of all of it"}.get(cut, f"its {cut}")
+        what = {"partial sums": "a partial sum of all of it"}.get(cut, f"its {cut}")
         tip = f"{thing.name}: rank {rank} holds {what}"
         sheet.box(*box, tip=tip, fill=fill, stroke="currentColor", stroke_width=0.7)
     # Names of cuts are wider than the boxes, so those of matrices are on a line of their own.
@@ -141,7 +141,7 @@ def _box_of_share(thing: _Thing, rank: int, ranks: int, x: float, y: float) -> t
     """Left, top, width and height of a rank's share."""
     if thing.cut == "columns":
         return x + thing.width * rank / ranks, y, thing.width / ranks, thing.height
-    if thing.cut == "addends":  # full size, one behind the other
+    if thing.cut == "partial sums":  # full size, one behind the other
         step = STACK * rank / ranks
         return x + step, y + step, thing.width - STACK, thing.height - STACK
     return x, y + thing.height * rank / ranks, thing.width, thing.height / ranks

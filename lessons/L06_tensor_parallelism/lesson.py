@@ -51,7 +51,7 @@ wider = GPTConfig().ffn_width / GPTConfig().hidden
 # | cut | a rank needs | a rank gets | the whole is |
 # |---|---|---|---|
 # | **by columns** | all of $x$ | some columns of the result, finished values | its parts side by side |
-# | **by rows** | only its columns of $x$ | an **addend** for every number of the result | the sum of the parts |
+# | **by rows** | only its columns of $x$ | a **partial sum** for every number of the result | the sum of the parts |
 #
 # The second one gives you an idea of what will travel: a sum over ranks is an all-reduce.
 #
@@ -115,10 +115,10 @@ travels(run.timeline)
 # %% [markdown]
 # (The `broadcast`s left out here came first. They gave all ranks the first one's weights.)
 #
-# You could see one of the two all-reduces coming: after $B$ each rank has an addend of $y$. It is called **g**. The
-# other is on the way back. All ranks have used the same $x$, each for its own columns of $A$, so each has found only an
-# addend of the *gradient of* $x$. At the place where $x$ goes into $A$, nothing happens on the way forward, and on the
-# way back these gradients are added up. That is **f**. The two are mirror images:
+# You could see one of the two all-reduces coming: after $B$ each rank has a partial sum of $y$. It is called **g**. The
+# other is on the way back. All ranks have used the same $x$, each for its own columns of $A$, so each has found only a
+# partial sum of the *gradient of* $x$. At the place where $x$ goes into $A$, nothing happens on the way forward, and on
+# the way back these gradients are added up. That is **f**. The two are mirror images:
 #
 # | | forward | backward |
 # |---|---|---|
@@ -178,7 +178,7 @@ TensorParallelExplorer()
 # %% [markdown]
 # <details><summary>What you should see</summary>
 #
-# 1. In *rows, rows* it comes before the GELU: addends have to be summed there, and there they are
+# 1. In *rows, rows* it comes before the GELU: partial sums have to be added up there, and there they are
 #    {{wider:in_words}} times as wide. In *columns, columns* it is on the way back, and *rows, columns* has one in each
 #    direction.
 # 2. The largest. Eight ranks then compute for {{1 - explored(8, 128).idle_fraction():percent}} of the time, with the

@@ -48,7 +48,7 @@ class LayerOperation(NamedTuple):
     """One operation of an MLP on the ranks.
 
     run: the operation on this rank's part of x [batch, sequence, width].
-    leaves: what a rank has after it: all of it ("whole"), its "columns" or "positions", or a partial sum ("addends").
+    leaves: what a rank has after it: all of it ("whole"), its "columns" or "positions", or "partial sums".
     forward, backward: the communication, such as "all-reduce"; "" for none.
     work: multiplications per position on one rank; 0 unless it is a matrix product.
     """
@@ -104,7 +104,7 @@ def gelu_first(operations: Sequence[LayerOperation]) -> list[LayerOperation]:
     """Move the GELU of these operations before the sum that it should follow."""
     order = list(operations)
     at = [operation.name for operation in order].index("gelu")
-    order[at - 1 : at + 1] = order[at]._replace(leaves="addends"), order[at - 1]
+    order[at - 1 : at + 1] = order[at]._replace(leaves="partial sums"), order[at - 1]
     return order
 
 
@@ -130,7 +130,7 @@ def _marked(kind: str, operation: LayerOperation) -> contextlib.AbstractContextM
 
 def _product(name: str, matrix: Tensor, how: str) -> LayerOperation:
     own = tp.shard(matrix, DIMENSION[how])
-    leaves = "columns" if how == "columns" else "addends"
+    leaves = "columns" if how == "columns" else "partial sums"
     return LayerOperation(name, lambda x: x @ own, leaves, work=matrix.numel() / dist.get_world_size())
 
 
@@ -169,7 +169,7 @@ def _forgetful(operation: LayerOperation) -> LayerOperation:
         return _join_positions()._replace(name="f")
     if operation.name == "g" and operation.leaves == "positions":
         return _take("positions", SEQUENCE)._replace(name="g")
-    leaves = "addends" if operation.name == "g" else "whole"
+    leaves = "partial sums" if operation.name == "g" else "whole"
     return operation._replace(run=lambda x: x, leaves=leaves, forward="", backward="")
 
 

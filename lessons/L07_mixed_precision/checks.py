@@ -1,6 +1,6 @@
 """The checks for the exercise on mixed precision: compute and send in 16 bits, add up and keep in 32.
 
-update_scale(gradients, scale, good_steps, interval)       who skips, and which loss scale comes next
+update_scale(gradients, scale, good_steps, interval)       the ranks that skip, and the next loss scale
 master_step(weights, masters, gradients, optimizer)        updates so small that 16 bits round them away
 sum_gradients(micro_batches)                               long sums and large ones, sent in 16 bits
 unscale_and_clip(gradients, scale, max_norm)               the norm of gradients on all ranks
@@ -71,10 +71,10 @@ def _steps_cases(seed: int) -> list[Case]:
 def _play_steps(fn: Any, steps: list[list[Tensor]], scale: float, good_steps: int, interval: int) -> Any:
     rows = []
     for gradients in steps:
-        result = fn(gradients, scale, good_steps, interval)
-        if not isinstance(result, tuple | list) or len(result) != 3:
-            return result
-        rows.append([float(value) for value in result])
+        returned = fn(gradients, scale, good_steps, interval)
+        if not isinstance(returned, tuple | list) or len(returned) != 3:
+            return returned
+        rows.append([float(value) for value in returned])
         scale, good_steps = rows[-1][1], int(rows[-1][2])
     names = ("is the step taken", "scale after it", "good steps after it")
     return dict(zip(names, torch.tensor(rows).T, strict=True))
@@ -197,10 +197,10 @@ def _sums_cases(seed: int) -> list[Case]:
     return [*two, _sums(2, 64, "tiny", new=small), more[0], _sums(3, 1, "large"), more[1], _sums(4, 1, "large")]
 
 
-def _two_bytes(lefts: list[Observed]) -> str:
+def _two_bytes(observed: list[Observed]) -> str:
     """Check for two bytes per number, with room for all-reduces made of other operations, and for a scalar besides."""
-    most = max(sum(sent.content.nbytes for sent in left.sent) for left in lefts)
-    n = lefts[0].values["the result"].numel()  # type: ignore[union-attr]
+    most = max(sum(sent.content.nbytes for sent in seen.sent) for seen in observed)
+    n = observed[0].values["the result"].numel()  # type: ignore[union-attr]
     too_much = f"The mean is right, but a rank gives {most} bytes to the others, where {2 * n} would do: two a number."
     return too_much * (most > 3 * n + 16)
 
@@ -272,11 +272,11 @@ def _play_norms(fn: Any, gradients: list[Tensor], scale: float, max_norm: float)
     return as_number(fn([*gradients], scale, max_norm))
 
 
-def _view_norms(lefts: list[Observed]) -> list[Values]:
+def _view_norms(observed: list[Observed]) -> list[Values]:
     """The values to compare: gradients and result, or the result alone if the step has to be skipped."""
-    given = [one for left in lefts for one in left.before.values() if isinstance(one, Tensor)]
+    given = [one for seen in observed for one in seen.before.values() if isinstance(one, Tensor)]
     matters = all(one.isfinite().all() for one in given)
-    return [{name: one for name, one in left.values.items() if matters or name == "the result"} for left in lefts]
+    return [{name: one for name, one in seen.values.items() if matters or name == "the result"} for seen in observed]
 
 
 price, off = _norms(4, "a large norm", 1), 1e-5  # PyTorch adds 1e-6 to the norm

@@ -1,4 +1,4 @@
-"""An explorer of mixed precision: choose what is kept in how many bits, and watch a real training live or die.
+"""An explorer of mixed precision: choose the bits of each kind of number, and watch a real training.
 
     | format        ----o  float16       | how large the gradients are, and which |
     | loss scale    o----  none          | of them the format turns into zeros    |

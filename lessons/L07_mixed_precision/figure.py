@@ -1,4 +1,4 @@
-"""The picture of the sizes of a gradient's numbers, and of what a format makes of them.
+"""The picture of the sizes of a gradient's numbers, and of the range of a format.
 
 share |    becomes zero |        float16 holds          | becomes infinite
       |                 |              # #              |

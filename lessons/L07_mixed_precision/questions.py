@@ -1,4 +1,4 @@
-"""Questions about 16 bits: why a training ends badly (Q9), what is kept in 32 bits, who skips a step, the gain."""
+"""Questions about 16 bits: a training that ends badly (Q9), numbers kept in 32 bits, skipped steps, the gain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from course_lib.classroom.questions.asking import choice, each, number, open_cas
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.questions.units import BYTES
-from course_lib.classroom.runs.events import Grid, flow
+from course_lib.classroom.runs.events import Grid, run_batch
 from course_lib.classroom.runs.training import (
     SMALL,
     RoundedWeights,
@@ -226,7 +226,7 @@ FEW, MANY = Grid(4, 16), Grid(4, 64)
 
 
 def added_up(dtype: torch.dtype, micro_batches: int = MANY.micro_batches) -> float:
-    """How far a gradient in bfloat16 is off that was added up in dtype, as a share of its length."""
+    """The error of a gradient in bfloat16 that was added up in dtype, as a share of its length."""
     model = TinyGPT(SMALL, dtype=torch.bfloat16)
     whole = data.examples([(10 + sample, 90 - sample) for sample in range(micro_batches)])
     exact, total = torch.zeros(()).double(), torch.zeros((), dtype=dtype)
@@ -247,7 +247,7 @@ def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float
 
 
 def _two_faults() -> Outcome:
-    whole, cut = flow("naive", FEW.devices, 1), flow("1f1b", *FEW)
+    whole, cut = run_batch("naive", FEW.devices, 1), run_batch("1f1b", *FEW)
     rounded, master = (launch(_move, 1, (keeps,)).results[0] for keeps in (RoundedWeights, MasterWeights))
     off = [added_up(dtype) for dtype in (torch.bfloat16, torch.float32)]
     idle = [whole.idle_fraction(), cut.idle_fraction()]

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 
-def running_sum(start: float, term: float, times: int, dtype: torch.dtype) -> list[float]:
-    """Add the term to start `times` times, each sum rounded to dtype. Returns all sums, `start` first.
+def running_sum(start: float, increment: float, times: int, dtype: torch.dtype) -> list[float]:
+    """Add the increment to start `times` times, each sum rounded to dtype. Returns all sums, `start` first.
 
-    start and term are 0 and 1 for counting, a weight and its update for a weight with equal small updates.
+    start and increment are 0 and 1 for counting, a weight and its update for a weight with equal small updates.
     """
-    total, step = torch.tensor(start, dtype=dtype), torch.tensor(term, dtype=dtype)
+    total, step = torch.tensor(start, dtype=dtype), torch.tensor(increment, dtype=dtype)
     sums = [total.item()]
     for _ in range(times):
         total = total + step

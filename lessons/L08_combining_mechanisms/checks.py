@@ -87,14 +87,14 @@ def _in_tensors(groups: dict) -> dict:
 
 mesh_groups = Exercise("mesh_groups", grouped, _play_mesh, _meshes, _mesh(4, (2, 2, 2), 0), PACE)
 view = ".view(dp, pp, tp)"
-axes = '"dp": mesh[:, p, t].tolist(), "pp": mesh[d, :, t].tolist(), "tp": mesh[d, p].tolist()'
+axes_code = '"dp": mesh[:, p, t].tolist(), "pp": mesh[d, :, t].tolist(), "tp": mesh[d, p].tolist()'
 mesh_groups.change("replicas_adjacent", view, ".view(tp, pp, dp).permute(2, 1, 0)")
 mesh_groups.change("stages_adjacent", view, ".view(dp, tp, pp).transpose(1, 2)")
 mesh_groups.change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)")
-mesh_groups.change("first_replica", axes, axes.replace("[d,", "[0,"))
+mesh_groups.change("first_replica", axes_code, axes_code.replace("[d,", "[0,"))
 others = '"dp": [*mesh[d].flatten()], "pp": [*mesh[:, p].flatten()], "tp": [*mesh[:, :, t].flatten()]'
-mesh_groups.change("same_number", axes, others)
-mesh_groups.change("counted_from_0", axes, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
+mesh_groups.change("same_number", axes_code, others)
+mesh_groups.change("counted_from_0", axes_code, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
 
 
 @mesh_groups.mistake
@@ -122,7 +122,7 @@ def norm(gradients: list[Any], copied_on: list[Axes], groups: Groups) -> float:
 
 
 def _held(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], list[Axes], Groups]:
-    """A rank's gradients: of a matrix, cut; of a whole norm; on the first and last stage, of an embedding, cut."""
+    """A rank's gradients: of a cut matrix, of a whole norm, and on the first and last stage of a cut embedding."""
     groups = grouped(rank, *sizes)
     numbers = {axis: members.index(rank) for axis, members in groups.items()}
     kinds: list[tuple[int, Axes]] = [(4, ("dp",)), (2, ("dp", "tp"))] * (sizes[1] < 3 or numbers["pp"] != 1)
@@ -139,8 +139,8 @@ def _play_norm(fn: Any, gradients: list[Any], copied_on: list[Axes], groups: Gro
     return as_number(fn(gradients, copied_on, groups))
 
 
-def _one_message(lefts: list[Observed]) -> str:
-    times, n = most_sent(lefts)
+def _one_message(observed: list[Observed]) -> str:
+    times, n = most_sent(observed)
     wrong = f"The norm is right, but a rank communicates {times} times, {n} numbers in all. One number would do."
     return wrong * (n > 1)
 
@@ -157,14 +157,16 @@ gradient_norm = Exercise(
     rounding=1e-5,
     breach=_one_message,
 )
-counts = "all(rank == groups[axis][0] for axis in axes)"
+if_counted = "all(rank == groups[axis][0] for axis in axes)"
 reduce = "dist.all_reduce(squares)"
-gradient_norm.change("counted_everywhere", counts, "True")
-gradient_norm.change("replicas_alone", counts, 'rank == groups["dp"][0]')
-gradient_norm.change("stages_forgotten", counts, counts.replace("in axes", 'in axes if axis != "pp"'))
-gradient_norm.change("rank_0_alone", counts, "rank == 0")
-gradient_norm.change("first_on_one_axis", counts, counts.replace("all(", "any("))
-gradient_norm.change("shared_out", counts, "True", ".sum()", ".sum() / math.prod(len(groups[axis]) for axis in axes)")
+gradient_norm.change("counted_everywhere", if_counted, "True")
+gradient_norm.change("replicas_alone", if_counted, 'rank == groups["dp"][0]')
+gradient_norm.change("stages_forgotten", if_counted, if_counted.replace("in axes", 'in axes if axis != "pp"'))
+gradient_norm.change("rank_0_alone", if_counted, "rank == 0")
+gradient_norm.change("first_on_one_axis", if_counted, if_counted.replace("all(", "any("))
+gradient_norm.change(
+    "shared_out", if_counted, "True", ".sum()", ".sum() / math.prod(len(groups[axis]) for axis in axes)"
+)
 gradient_norm.change("own_norm", reduce, "pass")
 gradient_norm.change("mean", reduce, f"{reduce}; squares /= dist.get_world_size()")
 gradient_norm.change("no_root", "squares.sqrt()", "squares")
@@ -203,7 +205,7 @@ def samples(replica: int, seed: int) -> Iterator[Tensor]:
 
 
 def _arisen(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], list[Axes], Sizes]:
-    """A rank's gradients after backward: of scale a partial sum over stages and tensor ranks, of bias over stages."""
+    """A rank's gradients after backward: partial sums, over stages and tensor ranks (scale) or over stages (bias)."""
     _, pp, tp = sizes
     d, p, t = (members.index(rank) for members in grouped(rank, *sizes).values())
     up, down, scale, bias = weights(pp, seed)
@@ -239,14 +241,16 @@ complete_gradients = Exercise(
     PACE,
     rounding=1e-12,
 )
-addends = '("tp", "pp")'
+summed_axes = '("tp", "pp")'
 complete_gradients.change("averaged_over_all", '= groups["dp"]', "= None")
 complete_gradients.change("summed", ", 1 / dist.get_world_size(replicas)", "")
 complete_gradients.change("divided_by_all", "size(replicas)", "size()")
-complete_gradients.change("addends_left", addends, "()")
-complete_gradients.change("stages_left", addends, '("tp",)')
+complete_gradients.change("partial_sums_left", summed_axes, "()")
+complete_gradients.change("stages_left", summed_axes, '("tp",)')
 complete_gradients.change("all_added", " if axis in axes", "")
-complete_gradients.change("addends_averaged", "groups[axis])", "groups[axis], 1 / dist.get_world_size(groups[axis]))")
 complete_gradients.change(
-    "addends_not_averaged", "for one, axes in known], rep", "for one, axes in known if not axes], rep"
+    "partial_sums_averaged", "groups[axis])", "groups[axis], 1 / dist.get_world_size(groups[axis]))"
+)
+complete_gradients.change(
+    "partial_sums_not_averaged", "for one, axes in known], rep", "for one, axes in known if not axes], rep"
 )

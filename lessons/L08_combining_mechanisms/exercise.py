@@ -2,8 +2,8 @@
 # # Combining mechanisms, by hand
 #
 # Replicas, stages and tensor ranks at once: a rank then works with three groups of others, some of its gradients are
-# copies, some are shards, and some are addends. Three functions keep this apart. Here you write them. At the end they
-# train a small GPT on eight real processes.
+# copies, some are shards, and some are partial sums. Three functions keep this apart. Here you write them. At the end
+# they train a small GPT on eight real processes.
 #
 # | | you build | minutes | difficulty | points |
 # |---|---|---|---|---|
@@ -187,17 +187,17 @@ checks.gradient_norm(gradient_norm).points(3)
 # [`clip_grad_norm`](../../course_lib/mechanisms/hybrid.py).
 
 # %% [markdown]
-# ## 3. Addends and averages
+# ## 3. Partial sums and averages
 #
 # | you build | minutes | difficulty |
 # |---|---|---|
 # | the gradients of a step, complete on all ranks | 20 | ★★☆ |
 #
 # After the backward pass, no gradient is complete. Replicas have seen other samples, so what they have is averaged.
-# And some parameters have worked in several places of one model. Each place knows an addend of their gradient:
+# And some parameters have worked in several places of one model. Each place knows a partial sum of their gradient:
 #
 #     a scale before a cut layer     each tensor rank knows what came back through its own columns     add on "tp"
-#     an embedding, used twice       the first stage knows one addend, the last the other              add on "pp"
+#     an embedding, used twice       the first stage knows one partial sum, the last the other         add on "pp"
 #     a bias after a cut layer       all tensor ranks have the same gradient, it is whole              add nowhere
 #
 # Whoever adds up too little or too much gets another training, and no error.
@@ -210,7 +210,7 @@ def complete_gradients(gradients, added_on, groups):
     gradients: a list of what this rank has after its backward pass, tensors in float64. One
         may be None: that parameter is not trained, on no rank.
     added_on: for each gradient a tuple of axes, of "tp" and "pp". Along these each rank of
-        the group has an addend. Along the others of these two axes nothing is missing.
+        the group has a partial sum. Along the others of these two axes nothing is missing.
     groups: a dict of process groups of this rank, for "dp", "pp" and "tp". A group may
         consist of this rank alone.
 
@@ -240,8 +240,8 @@ def complete_gradients(gradients, added_on, groups):
 # </details>
 # <details><summary>Hint 2: sum or mean</summary>
 #
-# Addends of one loss are added up. Replicas have losses of their own, each a mean, and the loss of the whole minibatch
-# is the mean of these. How many replicas are there? `dist.get_world_size(group)` knows.
+# Partial sums of one loss are added up. Replicas have losses of their own, each a mean, and the loss of the whole
+# minibatch is the mean of these. How many replicas are there? `dist.get_world_size(group)` knows.
 # </details>
 # <details><summary>Hint 3: one gradient</summary>
 #
@@ -276,7 +276,7 @@ checks.complete_gradients(complete_gradients).points(3)
 #
 # Eight ranks, 2 x 2 x 2, train a GPT whose first stage and last stage share an embedding. The mesh is made of your
 # groups. The backward pass is that of the lessons, with sequence parallelism: each tensor rank sees its own positions
-# in the norms, so their gradients are addends. Then your functions take over, and every rank makes its own update.
+# in the norms, so their gradients are partial sums. Then your functions take over, and every rank makes its own update.
 
 # %%
 CONFIG = GPTConfig(layers=2, hidden=32, heads=4, tied_embeddings=True)

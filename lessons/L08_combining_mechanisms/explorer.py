@@ -1,11 +1,11 @@
-"""An explorer of a mesh: arrange eight ranks, and see who talks to whom, how much, and who waits.
+"""An explorer of a mesh: arrange eight ranks, and see the bytes between them, and their waits.
 
-    | dp x pp x tp   ---o---   2 x 2 x 2    | the ranks as a block, lines   |
+    | dp x pp x tp   ---o---   2 x 2 x 2    | the ranks as a grid, lines    |
     | micro-batches  ---o---   4            | as wide as the bytes sent,    |
     | schedule       -o-----   1f1b         | and the bytes predicted       |
     | precision      o------   32 bits      |                               |
     | the result, in words                  |                               |
-    | what every rank did                                                   |
+    | the timeline of all ranks                                             |
 
 Each move trains one step on eight real ranks, on two emulated machines of four with a slow link between them. Bytes are
 counted in the trace, the updated weights are compared with those of one process.

@@ -1,4 +1,4 @@
-"""Questions about a mesh: which axis may reach across machines, and whether a strategy is a good one."""
+"""Questions about a mesh: the axis that may reach across machines, and a strategy to judge."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def predicted_to_send(experiment: HybridExperiment) -> list[dict[str, int]]:
 
 
 def _train(rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samples: int, alone: OneProcess) -> float:
-    """Train a step; returns the largest error of the rank's weights, as a share of the largest move in the tensor."""
+    """Train a step; return the largest error of the rank's weights, as a share of the largest move in the tensor."""
     mesh = hybrid.Mesh(*sizes)
     part = hybrid.ModelPart(TinyGPT(CONFIG, dtype=dtype), mesh, schedule)
     optimizer = hybrid.make_optimizer(part, torch.optim.SGD, lr=RATE)

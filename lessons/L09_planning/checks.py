@@ -1,4 +1,4 @@
-"""The checks for planning: bytes that a plan holds on a device, bytes that it sends in a step, and choosing a plan.
+"""The checks for planning: the bytes that a plan holds on a device and sends in a step, and the choice of a plan.
 
 All three are functions of numbers: each rank asks for other plans.
 """
@@ -55,13 +55,13 @@ def _hold(plan: tuple, found: Any) -> None:
 state_bytes_more = [(3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
 price_case = "a plan with ZeRO-2", (40_000, 4, 2, 1, 2, "bf16")
 state_bytes = computing("state_bytes", held, "plans with ", _memories, state_bytes_more, price_case, _hold)
-mine, order = "(tp * pp)", "(share if zero >= {} else mine)"
+mine_code, order = "(tp * pp)", "(share if zero >= {} else mine)"
 state_bytes.change("no_master_copy", "2, 12", "2, 8")
 state_bytes.change("master_of_fp32", "4, 8", "4, 12")
 state_bytes.change("wide_gradients", "(2, 2, 12)", "(2, 4, 12)")
-state_bytes.change("no_stages", mine, "tp")
-state_bytes.change("no_slices", mine, "pp")
-state_bytes.change("replicas_cut", mine, "(dp * tp * pp)")
+state_bytes.change("no_stages", mine_code, "tp")
+state_bytes.change("no_slices", mine_code, "pp")
+state_bytes.change("replicas_cut", mine_code, "(dp * tp * pp)")
 state_bytes.change("other_order", f"adam * {order.format(1)}", f"adam * {order.format(3)}")
 state_bytes.change("state_whole", f"adam * {order.format(1)}", "adam * mine")
 state_bytes.change("one_kind_alone", "zero >= 1", "zero == 1", "zero >= 2", "zero == 2")
@@ -227,21 +227,21 @@ def _complaint(plan: Any, best: Estimate) -> str:
     return f"{shape} fits, and its step takes {slower:.2f} times as long as it could. {where}" * (slower > SLOWER)
 
 
-def _said(lefts: list[Observed]) -> str:
-    said = [str(left.values["the result"]) for left in lefts]
+def _said(observed: list[Observed]) -> str:
+    said = [str(seen.values["the result"]) for seen in observed]
     return next((one for one in said if one != GOOD), "")
 
 
 priced_choice = _choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast")
 choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=_said)
-room, whole = "0.9 * one.capacity", "product((1, 2, 4, 8), (1, 2, 4, 8)"
-choose.change("memory_forgotten", f"one.memory.total <= {room}", "True")
-choose.change("no_margin", room, "one.capacity")
+room_code, plans_code = "0.9 * one.capacity", "product((1, 2, 4, 8), (1, 2, 4, 8)"
+choose.change("memory_forgotten", f"one.memory.total <= {room_code}", "True")
+choose.change("no_margin", room_code, "one.capacity")
 choose.change("smallest", "step_time.total).plan", "memory.total).plan")
 choose.change("always_again", "RECOMPUTE", '("full",)')
 choose.change("bubble", '"zb_h1"', '"1f1b"')
-choose.change("whole_node", whole, "product((8,), (1, 2, 4, 8)")
-choose.change("no_pipeline", whole, "product((1, 2, 4, 8), (1,)")
+choose.change("whole_node", plans_code, "product((8,), (1, 2, 4, 8)")
+choose.change("no_pipeline", plans_code, "product((1, 2, 4, 8), (1,)")
 
 
 @choose.mistake

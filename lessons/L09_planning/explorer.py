@@ -1,10 +1,10 @@
 """An explorer of a hardware refresh.
 
-    | devices  ----o  B200-180GB          | what lies in memory: before,       |
+    | devices  ----o  B200-180GB          | the memory by part: before,        |
     | network  --o--  InfiniBand HDR      | with the old plan, with a new one  |
     | nodes    o----  4 x 8 devices       |                                    |
     | the worth of the new cluster, in words                                   |
-    | where the time of a step goes, in all three                              |
+    | the time of a step by part, in all three                                 |
 
 The old cluster is 8 nodes of 8 A100, and the old plan is the fastest one on it. A new plan is the best of those worth a
 try: one-forward-one-backward or zero-bubble pipelines, small micro-batches, ZeRO-1 or ZeRO-3, sequence parallelism

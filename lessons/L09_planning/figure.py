@@ -1,4 +1,4 @@
-"""The roofline of communication: how fast a device can compute behind a link.
+"""The roofline of communication: the speed of a device behind a link.
 
     FLOP/s ^            ____________  the speed of large matrix products
            |           /   o          a plan, by the FLOPs it computes for each byte it sends over this link
@@ -30,7 +30,7 @@ class _Use(NamedTuple):
     """A plan over one of its links. intensity: FLOPs of a device for each byte that it sends over the link.
 
     speed, roof: TFLOP/s of a device, as planned, and the most that the link allows at this intensity.
-    low, high: the range that holds its speed with 90%.
+    low, high: the 90% interval of its speed.
     """
 
     name: str

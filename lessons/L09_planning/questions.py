@@ -1,4 +1,4 @@
-"""Questions about plans: what makes a step faster, what more devices bring, and what to buy."""
+"""Questions about plans: faster steps, more devices, and what to buy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODES = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
 
 # Optimizing training efficiency for a large model
 
-LADDER = {
+IMPROVEMENTS = {
     "as it is": Plan(tp=16, pp=4, recompute="full"),
     "8 tensor ranks, 8 stages": Plan(tp=8, pp=8, recompute="full"),
     "no recomputation, sequence parallelism": Plan(tp=8, pp=8, sequence_parallel=True),
@@ -29,12 +29,12 @@ LADDER = {
 }
 
 
-def _rungs() -> dict[str, Estimate]:
-    return {name: estimate(MODEL, NODES, plan, BATCH) for name, plan in LADDER.items()}
+def _tried() -> dict[str, Estimate]:
+    return {name: estimate(MODEL, NODES, plan, BATCH) for name, plan in IMPROVEMENTS.items()}
 
 
-def _ladder() -> Outcome:
-    steps = _rungs() | {"a search": best(NODES)}
+def _improve() -> Outcome:
+    steps = _tried() | {"a search": best(NODES)}
     times = [one.step_time.total for one in steps.values()]
     lines = "; ".join(
         f"{name}: {duration(one.step_time.total)}, {one.mfu:.0%} MFU, {one.memory.total / 2**30:.0f} GiB"
@@ -162,7 +162,7 @@ def _has_room(site: Cluster, model: ModelSpec) -> bool:
 
 
 QUESTIONS: dict[str, Seeded] = {
-    "optimize_efficiency": Seeded(None, open_case(_ladder), fields=lambda _: {"rungs": [*_rungs().values()]}),
+    "optimize_efficiency": Seeded(None, open_case(_improve), fields=lambda _: {"tried": [*_tried().values()]}),
     "more_replicas": Seeded(None, choice(each(_more_replicas, ("ideal", "gradients", "bubble", "falls")))),
     "same_plan": Seeded(None, number(TIMES, _same_plan, _slips, tolerance=0.15), fields=lambda _: {**_ratios()}),
     "which_offer": Seeded(None, choice(each(_buy, OFFERS))),

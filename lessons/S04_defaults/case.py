@@ -1,4 +1,4 @@
-"""S4. Defaults for many teams: what if a default does not fit, and which one is the worst to get wrong?"""
+"""S4. Defaults for many teams: a default that does not fit, and the one that is the worst to get wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from course_lib.figures.axis import counted, listed
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
 from lessons.S04_defaults.fleet import FLEET, Policy, Trials, tried
 
-# Where the default does not fit
+# A default that does not fit
 
 
 def _default(model: ModelSpec, cluster: Cluster, batch: int, **more: Any) -> Plan:
@@ -29,7 +29,7 @@ def _fits(model: ModelSpec, cluster: Cluster, plan: Plan, batch: int) -> bool:
         return False
 
 
-def _ladder(model: ModelSpec, cluster: Cluster, batch: int) -> Iterator[Plan]:
+def _plans_by_cost(model: ModelSpec, cluster: Cluster, batch: int) -> Iterator[Plan]:
     """Plans, from changes that cost nothing to the change that costs most."""
     for tp, pp, cp in ((1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (1, 1, 8)):
         cut = {"tp": tp, "pp": pp, "cp": cp, "dp": cluster.devices // (tp * pp * cp), "sequence_parallel": tp > 1}
@@ -39,7 +39,7 @@ def _ladder(model: ModelSpec, cluster: Cluster, batch: int) -> Iterator[Plan]:
 
 
 def _first_that_fits(model: ModelSpec, cluster: Cluster, batch: int) -> Plan:
-    return next(plan for plan in _ladder(model, cluster, batch) if _fits(model, cluster, plan, batch))
+    return next(plan for plan in _plans_by_cost(model, cluster, batch) if _fits(model, cluster, plan, batch))
 
 
 def _again_if_need_be(model: ModelSpec, cluster: Cluster, batch: int) -> Plan:
@@ -63,7 +63,7 @@ def _try(name: str) -> Outcome:
     return Outcome(name == best, f"Modelled: {found[name]}{where}", shown=(name == best) == (name == "ladder"))
 
 
-# Which is the worst to get wrong
+# The default that is the worst to get wrong
 
 WRONG: dict[str, dict[str, Any]] = {
     "node": {"sequence_parallel": True, "pp": 1, "cp": 1, "schedule": "1f1b", "virtual_stages": 1, "zero": 1},
@@ -95,7 +95,7 @@ def _get_wrong(name: str) -> Outcome:
     return Outcome(name == costly, said, shown=(name == costly) == (name == "node"))
 
 
-# The page that goes with them
+# The page about the defaults
 
 
 def _compare_policies() -> Outcome:

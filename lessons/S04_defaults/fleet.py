@@ -28,7 +28,7 @@ from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
 
 Policy = Callable[[ModelSpec, Cluster, int], Any]
-GOOD, FAIR = 1.1, 1.5  # times the best plan's time: of a good plan, and of a fair one
+GOOD, FAIR = 1.1, 1.5  # the time of a good plan, and of a fair one, over the best plan's
 
 
 class Pair(NamedTuple):

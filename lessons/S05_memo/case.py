@@ -15,7 +15,7 @@ from course_lib.planner import Estimate, Plan, estimate, search
 from course_lib.planner.hardware import GiB
 from lessons.S05_memo.memo import CASE, NO_PLAN, PLAN, Brief, decided, demands, figures, one_node, read_section
 
-NEARLY = 0.9  # of the largest: the planner cannot tell them apart
+NEARLY = 0.9  # of the largest: parts that the planner cannot tell apart
 FIGURES = {"S5_memory": 0, "S5_pipeline": 1, "S5_precision": 0}  # the figure of each section
 
 
@@ -30,7 +30,7 @@ def _judge(case: Brief, chosen: Estimate) -> Outcome:
 
 @cache
 def _best(case: Brief) -> tuple[float, float]:
-    """Step times in seconds: of the best plan, and of the slowest one that the planner cannot tell from it."""
+    """Step times in seconds: of the best plan, and of the slowest plan that the planner cannot tell from it."""
     found = search(case.model, case.cluster, case.batch)
     return found.best.step_time.total, max(one.step_time.total for one in found.tied)
 

@@ -1,4 +1,4 @@
-"""Every figure that a memo may quote: from the brief, of the plan, and of plans to compare it with."""
+"""The figures that a memo may quote: of the brief, of the plan, and of plans to compare it with."""
 
 from __future__ import annotations
 

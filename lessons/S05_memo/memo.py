@@ -83,7 +83,7 @@ def figures(plan: Estimate) -> tuple[Picture, Picture, Picture]:
 
 
 def check(text: str, plan: Estimate) -> list[Remark]:
-    """A remark on each number in a section."""
+    """The remarks on the numbers in a section."""
     return remarks(text, facts(plan, one_node(), CASE.expected))
 
 

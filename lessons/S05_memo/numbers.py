@@ -3,7 +3,7 @@
     "Adam's state takes 10 GB of each GPU, and a step takes 8.6 s."    each number, its unit, the sentence around it
 
 agrees        with a figure
-differs       by a known slip from a figure of the plan that the sentence names, or is another thing's figure
+differs       by a known slip from a figure of the plan that the sentence names, or is the figure of something else
 not checked   all other numbers: a guess is no reason to blame anyone
 """
 
@@ -19,7 +19,7 @@ from course_lib.figures import axis
 
 AGREES, DIFFERS, NOT_CHECKED = "agrees", "differs", "not checked"
 FAR = 1_000_000
-TOLERANCE, ROUNDED = 0.03, 0.1  # how far a number may be off, as a share of the figure: any number, a rounded one
+TOLERANCE, ROUNDED = 0.03, 0.1  # largest error, as a share of the figure: of any number, of a rounded one
 RATE = Quantity("a rate", {f"{name}/s": factor for name, factor in BYTES.units.items()}, "25 GB/s")
 PARAMETERS = Quantity("a number of parameters", {"billion": 1e9, "B": 1e9, "million": 1e6}, "7 billion")
 COUNT = Quantity("a count", {"": 1.0}, "32")
@@ -35,7 +35,7 @@ SLIPS: dict[float, str] = {
 BINARY = "Close: GB counts in thousands, GiB in powers of 1024. Which of them do you mean?"
 _UNITS = {
     name: (quantity, factor)
-    for quantity in (RATE, TIMES, SHARE, SECONDS, BYTES, PARAMETERS, COUNT)  # the last with a unit has it
+    for quantity in (RATE, TIMES, SHARE, SECONDS, BYTES, PARAMETERS, COUNT)  # the last name with a unit has it
     for name, factor in quantity.units.items()
     if "bit" not in name or quantity is RATE  # "in 16 bits" is a format, not an amount
 } | {"second": (SECONDS, 1.0), "seconds": (SECONDS, 1.0), "minutes": (SECONDS, 60.0)}
@@ -72,7 +72,7 @@ class Remark(NamedTuple):
     text: str = ""
 
 
-class _Number(NamedTuple):
+class _WrittenNumber(NamedTuple):
     written: str
     value: float
     quantity: Quantity
@@ -118,7 +118,7 @@ def remarks(text: str, facts: Iterable[Fact]) -> list[Remark]:
     ]
 
 
-def _numbers(text: str) -> Iterator[_Number]:
+def _numbers(text: str) -> Iterator[_WrittenNumber]:
     sentences = re.split(r"(?<=[.!?;])\s+|\n+", text)
     for before, sentence in zip(["", *sentences], sentences, strict=False):
         for found in _NUMBER.finditer(sentence):
@@ -127,10 +127,10 @@ def _numbers(text: str) -> Iterator[_Number]:
             decimals = len(found["decimals"] or ".") - 1
             value = float(found["digits"].replace(",", ""))
             rounding, where = 0.5 * 10**-decimals * factor, (before, sentence, found.start())
-            yield _Number(found[0], value * factor, quantity, unit, rounding, *where)
+            yield _WrittenNumber(found[0], value * factor, quantity, unit, rounding, *where)
 
 
-def _remark(number: _Number, facts: list[Fact]) -> Remark:
+def _remark(number: _WrittenNumber, facts: list[Fact]) -> Remark:
     near = sorted(facts, key=number.distance)
     goes_on = number.is_otherwise or bool(_OTHERWISE.search(number.before))
     close = [fact for fact in near if number.is_close(fact) and (goes_on or not fact.beside)]

@@ -1,4 +1,4 @@
-"""S8. One job across two clusters: it has to be made stable, and then fast."""
+"""S8. One job across two clusters: make it stable, and then fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S9. New hardware has come, and the plan is still the old one: choose again."""
+"""S9. New hardware with the old plan: choose again."""
 
 from __future__ import annotations
 

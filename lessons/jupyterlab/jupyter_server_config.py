@@ -1,8 +1,8 @@
 """The hooks of Jupyter's server that change a notebook before it is written to disk, and after it is read.
 
-The view of a widget ends with its kernel: opened again, it only says "model not found". So the view is put away if the
-output has something that lasts, and the notebook shows the next day what it showed before it was first run. The view is
-brought back if the page is loaded again while that kernel still runs.
+The view of a widget ends with its kernel: opened again, it only says "model not found". So the view is removed if the
+output has a picture or a text, and the next day the notebook shows those, as before it was first run. The view is
+restored if the page is loaded again while that kernel still runs.
 
 This file is copied to `.venv/etc/jupyter`, and `overrides.json` to `share/jupyter/lab/settings`, so that a plain
 `jupyter lab` of this environment does the same. The server gives everything in the folder beside it, with `custom.css`,
@@ -19,7 +19,7 @@ from jupyter_server.services.contents.largefilemanager import AsyncLargeFileMana
 from tornado.web import HTTPError
 
 VIEW = "application/vnd.jupyter.widget-view+json"
-AWAY = "course-view"  # in the metadata of an output, which nothing shows
+AWAY = "course-view"  # in the metadata of an output, which no page shows
 
 
 def put_views_away(model: dict[str, Any], **_: Any) -> None:

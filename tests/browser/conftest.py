@@ -115,7 +115,7 @@ class Server:
             self.call("DELETE", f"sessions/{session['id']}")
 
     def begin_to_end_kernels(self) -> None:
-        """Begin to end all kernels; the next test need not wait until they and their ranks are gone."""
+        """Begin to end all kernels; the next test does not wait until they and their ranks are gone."""
         for session in self.call("GET", "sessions"):
             threading.Thread(target=self._end, args=(session["id"],)).start()
 
@@ -139,7 +139,7 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @contextlib.contextmanager
 def running(base: Path, folder: Path, options: list[str], **variables: str) -> Iterator[Server]:
-    """A JupyterLab with these options, which show this folder; what it writes itself lies in `base`.
+    """A JupyterLab with these options, which show this folder; its own files lie in `base`.
 
     variables: of its kernels' environment.
     """
@@ -219,7 +219,7 @@ class Notebook:
         self._run("await run('notebook:run-all-cells');", timeout)
 
     def run_cells(self, words: str, timeout: float = 180) -> None:
-        """Clear what is stored, run the cells with these words (a regular expression), wait until they are done."""
+        """Clear the stored outputs, run the cells with these words (a regular expression), and wait for their end."""
         self.clear()
         cells = f"""
             const {{ content }} = jupyterapp.shell.currentWidget;
@@ -232,7 +232,7 @@ class Notebook:
         self._run(cells, timeout)
 
     def _run(self, script: str, timeout: float) -> None:
-        """JupyterLab itself says when it is done: after the last answer of the kernel. Of an error, the cell tells."""
+        """Run a script in the page, until JupyterLab reports its end, after the last answer of the kernel."""
         run = "const run = id => jupyterapp.commands.execute(id).catch(() => {});"
         self.page.evaluate(f"() => {{ isDone = false; (async () => {{ {run} {script} isDone = true; }})(); }}")
         self.page.wait_for_function("() => isDone", timeout=timeout * 1000)
@@ -353,7 +353,7 @@ FAILED: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the test first that loads JupyterLab anew, so that it is the first to load it at all."""
+    """Move the test that needs a fresh JupyterLab to the front, so that no other loads it before."""
     items.sort(key=lambda item: item.path.name != "test_lab.py")
 
 

@@ -80,7 +80,7 @@ def violations(page: Page) -> list[str]:
 
 
 def go_through(lab: Any, lesson: str, touch: Callable[[Page], None] | None = None) -> Page:
-    """Open a lesson, look at what is stored, and run its cards and explorers; see that everyone can read all of it.
+    """Open a lesson, look at its stored outputs, run its cards and explorers, and check that everyone can read them.
 
     (Its other cells are run and compared by nbval.)  touch: acts on the stored outputs.
     """
@@ -128,7 +128,7 @@ def too_wide_or_small(page: Page) -> list[str]:
 
 
 def fits_one_screen(explorer: Locator) -> float:
-    """Check that an explorer fits on one screen; returns its height in pixels."""
+    """Check that an explorer fits on one screen; return its height in pixels."""
     shown = explorer.locator(".course-live")
     shown.scroll_into_view_if_needed()  # JupyterLab removes distant cells from the page
     height = shown.evaluate("all => all.getBoundingClientRect().height")

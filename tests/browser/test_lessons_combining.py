@@ -44,7 +44,7 @@ def losses_are_read_off_together(page: Page) -> None:
         expect(losses.locator(".hoverlayer .hovertext, .hoverlayer .legend").filter(has_text=name)).to_be_visible()
 
 
-# How many points the curve at the setting, the last one in the picture of losses, has had from now on.
+# The numbers of points, from now on, of the last curve in the picture of losses.
 LENGTHS = """explorer => {
     globalThis.lengths = new Set();
     new MutationObserver(() => {
@@ -113,7 +113,7 @@ def lines_on_the_map_show_what_is_on_its_way(explorer: Locator) -> None:
 
 def shows_mesh(explorer: Locator, words: str) -> None:
     """Wait for the map of this mesh."""
-    label = re.compile(f"^8 ranks as a block of {words};")
+    label = re.compile(f"^8 ranks as a grid of {words};")
     expect(pictures(explorer).first).to_have_attribute("aria-label", label, timeout=MOVE)
 
 

@@ -21,7 +21,7 @@ TEXT = "Without ZeRO it would not fit. The fullest device needs 29.7 GB, and gra
 
 @pytest.fixture
 def memo(lab: Any, request: pytest.FixtureRequest) -> Any:
-    """A separate notebook for each test, as JupyterLab asks what to do with an open one that has changed."""
+    """A separate notebook for each test: JupyterLab asks what to do with an open notebook that has changed."""
     cells = [f"from lessons import Card\nCard({name!r})" for name in CARDS]
     export = "from lessons.S05_memo import memo\n[file.name for file in memo.export('S05_memo')]"
     path = f"notebooks/{request.node.name}.ipynb"

@@ -45,7 +45,7 @@ def test_a_case_with_the_mouse(lab: Any) -> None:
 
 
 def test_a_case_with_the_keyboard_alone(lab: Any) -> None:
-    """Each cell is run in place, its controls are reached with Tab and left with Escape."""
+    """Run each cell in place, reach its controls with Tab and leave them with Escape."""
     notebook = lab.open("notebooks/scenarios/S02_night_call.ipynb")
     page: Page = notebook.page
     run(notebook, 1)
@@ -70,7 +70,7 @@ def test_a_case_with_the_keyboard_alone(lab: Any) -> None:
 
 
 def run(notebook: Any, number: int) -> Locator:
-    """Go to a cell from an earlier one or its output, and run it; returns its output."""
+    """Go to a cell from an earlier one or its output, and run it; return its output."""
     page: Page = notebook.page
     press(page, "Escape")
     page.wait_for_function(f"() => {FOCUSED} >= 0")  # JupyterLab's own focus, before anything was touched
@@ -130,8 +130,8 @@ def one_step_of_every_rank_is_measured(page: Page, instruments: Locator) -> None
     expect(instruments.get_by_role("status")).to_contain_text("5 minutes of the cluster")
     expect(instruments.locator("svg[role=img]").first).to_be_in_viewport()
     inside = instruments.locator(":focus")
-    for _ in range(9):  # what is left of the buttons, and what a picture can unfold
+    for _ in range(9):  # the remaining buttons, and pictures that unfold
         press(page, *["Tab"] * inside.count())
     expect(inside).to_have_count(0)
-    while page.evaluate(FOCUSED) < 0:  # in what JupyterLab has for the next cell
+    while page.evaluate(FOCUSED) < 0:  # in the empty cell that JupyterLab adds
         press(page, "Shift+Tab")

@@ -139,7 +139,7 @@ for folder, words in json.loads(sys.argv[1]):
 
 
 def nbgrader(*commands: tuple[Path, list[str]]) -> str:
-    """Run these commands in one process, each in its folder; returns their output."""
+    """Run these commands in one process, each in its folder; return their output."""
     environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
     typed = json.dumps([(str(folder), words) for folder, words in commands])
     done = subprocess.run([sys.executable, "-c", IN_TURN, typed], env=environment, capture_output=True, text=True)

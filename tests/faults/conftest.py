@@ -1,4 +1,4 @@
-"""What every fault test asks of `launch`: a plain error, in time, and a machine as it was before.
+"""The demands of every fault test on `launch`: a plain error, in time, and a machine as it was before.
 
 `fault.of(...)` makes a mistake in this process; `kernel` is a real Jupyter kernel for the mistakes that need one.
 """
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Fault:
-    """Makes one mistake after the other and looks at what each leaves behind."""
+    """A fault test: it makes mistakes one by one and looks for what each leaves behind."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,7 +80,7 @@ def fault(tmp_path: Path) -> Fault:
 
 
 def others_wait(rank: int, name: str) -> None:
-    """Returns on a rank when every other one is blocked in the operation of this name, and sure to be told there."""
+    """Wait until every other rank is blocked in the operation of this name, where its report will place it."""
     import torch.distributed as dist
 
     board, others = dist.group.WORLD.tracer.board, set(range(dist.get_world_size())) - {rank}
@@ -90,9 +90,9 @@ def others_wait(rank: int, name: str) -> None:
 
 @pytest.fixture
 def judged_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., bool]], None]:
-    """`judged_when(holds)`: nobody judges a run before this holds for what its ranks are doing, by rank.
+    """A function: `judged_when(holds)` delays the judgement of a run until `holds` is true of its ranks' activities.
 
-    A rank may begin seconds after another one; who is found where when the time is over depends on it.
+    A rank may begin seconds after another one; the report at the time limit depends on it.
     """
     judge = RunMonitor._judge
 
@@ -103,7 +103,7 @@ def judged_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., bool
 
 
 def recorded(fn: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """`fn`, with each rank writing its process id down first, for whoever counts the dead."""
+    """`fn`, with each rank writing its process id first, so that dead processes can be counted."""
     place = str(folder)
 
     def body(rank: int, *args: Any) -> Any:
@@ -151,7 +151,7 @@ def good_run(world_size: int) -> list[int]:
 
 
 def state_of_this_process() -> dict[str, Any]:
-    """What a run has no business changing in the process that called it."""
+    """The state of the calling process that a run must not change."""
     seen: dict[str, Any] = {
         "environment": dict(os.environ) | {"PYTEST_CURRENT_TEST": ""},
         "directory": os.getcwd(),
@@ -170,7 +170,7 @@ def state_of_this_process() -> dict[str, Any]:
 
 
 def files_of_this_process() -> list[str]:
-    """Temporary files that bear our process id, and shared memory that still has a name: others run beside us."""
+    """Temporary files with our process id, and shared memory with a name: other processes run beside this one."""
     found = [name for name in os.listdir(tempfile.gettempdir()) if f"-{os.getpid()}-" in name]
     if sys.platform == "linux":
         for process in (psutil.Process(), *descendants()):
@@ -185,7 +185,7 @@ def descendants() -> list[psutil.Process]:
 
 
 def with_numbers(pids: list[int]) -> list[psutil.Process]:
-    """Those of these processes that are still there."""
+    """The processes with these ids that still exist."""
     found = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -218,7 +218,7 @@ def eventually(
 
 @pytest.fixture(scope="session")
 def kill() -> Callable[[psutil.Process], None]:
-    """`kill(process)` returns once it is dead: a zombie if it is our own child, and otherwise gone."""
+    """`kill(process)` returns once the process is dead: a zombie if it is our own child, and otherwise gone."""
 
     def end(process: psutil.Process) -> None:
         assert process.pid != os.getpid()
@@ -260,7 +260,7 @@ def row_at() -> Callable[..., Any]:
 
 
 class Kernel:
-    """A real Jupyter kernel, as a notebook has one, with temporary files of its own."""
+    """A real Jupyter kernel, as of a notebook, with temporary files of its own."""
 
     def __init__(self, folder: Path) -> None:
         from jupyter_client.manager import KernelManager
@@ -281,7 +281,7 @@ class Kernel:
         return psutil.Process(self.manager.provisioner.process.pid)
 
     def launch(self, body: str) -> None:
-        """Start a cell in which four ranks do this, once they have said that they are there."""
+        """Start a cell in which four ranks run `body`, once they have reported with `here()`."""
         head = "def body(rank):\n    import torch, torch.distributed as dist\n    here()\n"
         self.start(f"{head}    {body.strip()}\nlaunch(body, 4)")
         self.ready(4)
@@ -291,7 +291,7 @@ class Kernel:
         self.asked = self.client.execute(code, store_history=False)
 
     def reply(self, timeout: float = 60.0) -> str:
-        """What the cell that was started prints and shows; its error's name and text, if there was one."""
+        """The output of the started cell, and the name and text of its error, if there was one."""
         seen, deadline = [], time.monotonic() + timeout
         while True:
             message = self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
@@ -310,7 +310,7 @@ class Kernel:
         return self.reply(timeout)
 
     def ready(self, ranks: int) -> None:
-        """Wait until that many ranks have said `here()`, and forget it again."""
+        """Wait until that many ranks have called `here()`, and reset the count."""
         place = self.folder / "ready"
         eventually(lambda: len(list(place.glob("*"))) >= ranks, "the ranks did not start", within=20)
         for path in place.glob("*"):
@@ -322,11 +322,11 @@ class Kernel:
         process.wait()
 
     def stop(self) -> None:
-        """The Stop button: SIGINT to the kernel's whole process group."""
+        """Press Stop: send SIGINT to the kernel's whole process group."""
         self.manager.interrupt_kernel()
 
     def processes(self) -> list[psutil.Process]:
-        """The kernel and everything it started."""
+        """The processes of the kernel and of everything that it started."""
         return [self.process, *self.process.children(recursive=True)]
 
     def close(self) -> None:
@@ -334,7 +334,7 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
 
 
-# torch is imported by the ranks alone, which have it already: the kernel starts sooner without
+# only ranks import torch, and they have it already: the kernel starts sooner without it
 HELLO = """
 import os, time
 from course_lib import launch

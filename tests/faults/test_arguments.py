@@ -75,7 +75,7 @@ def test_a_pace_that_is_none_is_refused():
 
 @pytest.mark.linux
 def test_launches_from_two_threads_at_the_same_time_take_turns(kill):
-    """From the very start, when there is no fork server yet, which is when the first of them takes longest."""
+    """The launches begin before there is a fork server, when the first of them takes longest."""
     server = psutil.Process(launch(lambda rank: os.getpid(), 1).results[0]).parent()
     assert server is not None
     kill(server)

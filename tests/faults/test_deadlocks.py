@@ -1,4 +1,4 @@
-"""Ranks that wait for each other, or for one that never comes: who waits for whom is said in one line."""
+"""Ranks that wait for each other, or for one that never comes: one line says who waits for whom."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_gradients_that_another_rank_does_not_have_are_a_deadlock(fault):
     assert "all_reduce" in line and "rank 1 has already returned" in line
 
 
-# What looks like one and is none
+# Runs that look like a deadlock and are none
 
 
 def test_a_slow_rank_is_waited_for():
@@ -382,7 +382,7 @@ def test_receiving_from_any_rank_is_no_deadlock():
 
 
 def test_a_rank_that_is_held_up_while_it_takes_a_message_from_any_rank_is_no_deadlock():
-    """Who sent it has long returned by then."""
+    """The sender has long returned by then."""
 
     def held_up(rank):
         if rank == 1:

@@ -1,4 +1,4 @@
-"""A worker dies: the message names that rank, not its neighbours, and says in words what killed it."""
+"""A dead worker: the message names its rank, not its neighbours, and says in words what killed it."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_worker_killed_for_its_memory_is_named_and_the_kernel_lives(tmp_path):
 
 @contextlib.contextmanager
 def memory_limit(size: int) -> Iterator[Callable[[], None]]:
-    """A control group below this process's own, with a limit on memory; gives the function that enters it."""
+    """A control group below this process's own, with a limit on memory; yields the function that enters it."""
     place, knob = own_memory_group()
 
     def enter() -> None:
@@ -196,7 +196,7 @@ def memory_limit(size: int) -> Iterator[Callable[[], None]]:
 
 
 def remove_group(place: Path) -> None:
-    """A group can go when its last process has; the kernel takes a moment to notice."""
+    """Remove a group once its last process has ended; the kernel takes a moment to notice."""
     for _ in range(100):
         try:
             place.rmdir()
@@ -206,7 +206,7 @@ def remove_group(place: Path) -> None:
 
 
 def own_memory_group() -> tuple[Path, str]:
-    """Where a control group for a test may be made, and the name of its limit (version 1 and 2 differ)."""
+    """The folder for a control group of a test, and the name of its limit (versions 1 and 2 differ)."""
     name = f"course-test-{uuid.uuid4().hex[:8]}"
     for entry in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = entry.split(":", 2)
@@ -219,7 +219,7 @@ def own_memory_group() -> tuple[Path, str]:
 
 
 def test_a_death_is_told_where_the_system_has_fewer_signals(monkeypatch):
-    """Windows, where a process that somebody ends has the code of SIGTERM."""
+    """On Windows, a process that somebody ends has the code of SIGTERM."""
     monkeypatch.delattr(signal, "SIGKILL")
     error = explain_death(RankStatus(1, "died", exit_code=-signal.SIGTERM))
     assert error.message == "Rank 1 was asked to end (SIGTERM)."

@@ -1,4 +1,4 @@
-"""A rank that never ends is ended when the time limit says, at the line where it was."""
+"""A rank that never ends is ended at the time limit, and the error names its line."""
 
 from __future__ import annotations
 

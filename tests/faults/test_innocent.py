@@ -21,7 +21,7 @@ def pace(request):
     return CLOCKS[request.param]
 
 
-# Tensors that the ranks know under different names, or reach on different lines
+# Tensors with different names on ranks, or used on different lines
 
 
 def test_each_shard_may_be_reduced_to_its_owner_by_a_rank_that_names_its_own(pace):
@@ -70,7 +70,7 @@ def test_a_part_may_be_chosen_on_two_lines(pace):
     assert launch(chosen, 2, pace=pace).results == [[10.0, 10.0], [11.0, 11.0]]
 
 
-# Ranks that wait, and have another thread that will help
+# Waiting ranks with another thread that will help
 
 
 def in_a_thread(work):
@@ -161,7 +161,7 @@ def test_a_rank_may_sleep_with_a_future_outstanding():
     assert launch(sleeps, 2).results == [2.0, 2.0]
 
 
-# What torch begins by itself
+# Operations that torch begins by itself
 
 
 def test_ranks_with_unequal_batches_may_join():
@@ -209,7 +209,7 @@ def test_an_exception_from_a_sharded_forward_pass_may_be_caught():
 
 
 def test_what_torch_did_not_wait_for_may_end_in_the_next_run():
-    """As the all-reduce by which DDP.join counts: its note must not be taken for one of the next run."""
+    """For example the all-reduce with which DDP.join counts: its end must not be taken for one of the next run."""
 
     def begins(rank):
         code = compile("work = dist.all_reduce(torch.ones(10**6), async_op=True)", torch.nn.__file__, "exec")

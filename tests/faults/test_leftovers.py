@@ -1,4 +1,4 @@
-"""A function that returns while something of it still runs: named, ended, and the next run is clean."""
+"""Leftovers of a function that has returned: the error names them, they are ended, and the next run is clean."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def only_on_one_rank(rank):
 
 
 def one_step(rank):
-    """Looks at all that is changed above."""
+    """Read all settings that are changed above."""
     from course_lib.mechanisms.data_parallel import average_gradients
 
     torch.manual_seed(0)
@@ -316,7 +316,7 @@ def test_a_filter_of_warnings_goes_with_its_run():
 
 
 def test_ranks_stay_for_the_next_run_where_nothing_is_changed_for_good():
-    """Libraries that change something for themselves, and put it back or not, are no reason to fork again."""
+    """Changes that libraries make for themselves, undone or not, are no reason to fork again."""
 
     def uses_much(rank):
         import unittest.mock

@@ -216,7 +216,7 @@ def test_a_group_that_only_its_members_made_is_named_when_the_next_one_does_not_
     assert "new_group for ranks 0 and 1" in line and "ranks 1 and 2" in line
 
 
-# The lawful cousins of all these
+# Right programs that look like these mistakes
 
 
 def works(fn, world_size=2):

@@ -26,7 +26,7 @@ STATES = {
 
 
 def bring_to(kernel, state: str) -> list[psutil.Process]:
-    """The processes of a kernel that is in this state, four workers and their server among them."""
+    """The processes of a kernel in this state, with four workers and their server among them."""
     if STATES[state] is not None:
         kernel.launch(STATES[state])
     found = kernel.processes()
@@ -35,7 +35,7 @@ def bring_to(kernel, state: str) -> list[psutil.Process]:
 
 
 def files_in(folder: Path) -> set[str]:
-    """Temporary files but the tests' own, and the folder in which torch keeps what it has compiled."""
+    """Temporary files, without those of the tests and torch's folder of compiled code."""
     return {path.name for path in folder.iterdir() if path.name != "ready" and "torchinductor" not in path.name}
 
 
@@ -125,7 +125,7 @@ FIRST_CELL = {
 
 @pytest.mark.parametrize("method", FIRST_CELL)
 def test_who_still_imports_torch_goes_with_a_notebook_that_is_killed(tmp_path, method):
-    """Torch takes a minute to import here, so nobody goes because that was over."""
+    """Importing torch takes a minute here, so no process ends because its import ended."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT)
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": paths, "COURSE_LIB_START_METHOD": method, "TMPDIR": str(tmp_path)}
@@ -175,7 +175,7 @@ def start_kernel_with_workers(folder: Path) -> int:
     wait_for(lambda: answers(request))
     client = BlockingKernelClient(connection_file=str(next((folder / "runtime").glob("kernel-*.json"))))
     client.load_connection_file()
-    client.hb_channel.time_to_dead = 60.0  # seconds without a beat: on a busy machine one is not a dead kernel
+    client.hb_channel.time_to_dead = 60.0  # seconds; on a busy machine, a missing heartbeat is no death
     client.start_channels()
     client.wait_for_ready(timeout=60)
     note = folder / "kernel-pid"

@@ -1,4 +1,4 @@
-"""What the ranks do while nobody asks them anything, and who could reach them."""
+"""Idle ranks: they take no time, and no other user can reach them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def total(rank):
 
 @pytest.fixture
 def pool() -> list[psutil.Process]:
-    """Eight workers that are idle, and the server that forked them."""
+    """Eight idle workers, and the server that forked them."""
     workers = [psutil.Process(pid) for _, pid in launch(lambda rank: total(rank), 8).results]
     server = workers[0].parent()
     assert server is not None
@@ -43,7 +43,7 @@ def test_eight_idle_ranks_use_no_core(pool):
     time.sleep(0.3)
     before, begun = used(), time.monotonic()
     time.sleep(2)
-    # gloo's threads look around 100 times a second; one that spins would take all of the time
+    # gloo's threads poll 100 times a second; a spinning one would take all of the time
     assert used() - before < 0.25 * (time.monotonic() - begun)
 
 
@@ -104,7 +104,7 @@ def careless(tmp_path_factory):
 
 
 def is_private(path: Path, folder: Path) -> bool:
-    """Whether only its owner can reach it, by its own mode or that of a folder it lies in, up to `folder`."""
+    """Whether only its owner can reach a file, by its own mode or that of a folder around it, up to `folder`."""
     for place in [path, *path.parents]:
         if place == folder:
             return False
@@ -131,7 +131,7 @@ def test_nothing_listens_beyond_this_machine(careless):
 
 
 def test_shared_memory_and_open_files_are_their_owners_alone(careless):
-    """Also the ones that have lost their name: what counts is who could open them while they had one."""
+    """Files without a name count, too: others could have opened them while they had one."""
     processes, folder = careless
     seen = 0
     for process in processes:

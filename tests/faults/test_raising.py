@@ -1,4 +1,4 @@
-"""A rank raises: the others are let go, and the error says which rank, what and where."""
+"""An exception on a rank: the other ranks are ended, and the error names the rank, the exception and the line."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_ten_mistakes_in_a_row_do_not_use_up_file_descriptors(fault):
         os._exit(1)
 
     def open_files():
-        gc.collect()  # the errors of before hold on to what their frames saw
+        gc.collect()  # earlier errors hold the variables of their frames
         return psutil.Process().num_fds() if hasattr(psutil.Process, "num_fds") else 0
 
     fault.of(RankFailed, raises)

@@ -1,4 +1,4 @@
-"""What cannot be carried between processes: said plainly, by rank, with what would work."""
+"""Values that cannot be sent between processes: the error names the rank, the value and what would work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines made up for the tests of the pictures."""
+"""Synthetic timelines for the tests of pictures."""
 
 from __future__ import annotations
 

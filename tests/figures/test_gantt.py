@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.figures import gantt
-from course_lib.figures.breakdown import filled
+from course_lib.figures.breakdown import with_final_waits
 from course_lib.figures.gantt_chart import MOST_APART
 from course_lib.figures.palette import STYLES
+from course_lib.planner import simulate
+from course_lib.schedules import SCHEDULES
 from course_lib.timeline import KINDS, Span, Timeline
 from tests.figures.drawn import Box, boxes, ids, parsed, places, references, strips, texts
 from tests.figures.synthetic import dense, every_kind, gpipe
@@ -57,6 +59,10 @@ def test_who_is_done_early_waits_until_all_are_done() -> None:
     (wait,) = (box for box in boxes(picture.svg) if box.fill == "wait")
     assert wait.tip == "rank 0: wait, until all are done; 20 ms, from 10 ms to 30 ms"
     assert picture.summary.endswith("rank 0 waited longest, 67%, until all are done.")
+
+
+def test_no_rank_is_named_where_all_waited_equally_long() -> None:
+    assert gantt(simulate(SCHEDULES["gpipe"](4, 4), 1, 2)).summary.endswith("; all waited equally long.")
 
 
 def test_there_is_a_row_for_each_rank_also_for_one_that_did_nothing() -> None:
@@ -147,7 +153,7 @@ def test_of_thousands_of_spans_the_widest_are_bars_of_their_own_and_none_is_lost
     svg = gantt(timeline).svg
     alone, together = boxes(svg), strips(svg)
     assert 0 < len(alone) <= MOST_APART
-    assert len(alone) + len(together) == len(filled(timeline).spans)
+    assert len(alone) + len(together) == len(with_final_waits(timeline).spans)
     assert min(box.width for box in alone) > max(box.width for box in together)
 
 

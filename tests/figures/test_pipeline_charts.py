@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from course_lib.figures import held, in_flight
+from course_lib.figures import held_activations, in_flight
 from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES, peak_in_flight
 from course_lib.timeline import Span, Timeline
@@ -21,17 +21,17 @@ STEPS = [
 @pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b", "zb_h1", "zb_h2"])
 def test_what_is_held_comes_to_the_count_of_the_schedule(name: str) -> None:
     schedule = SCHEDULES[name](4, 8)
-    assert [one.most for one in held(simulate(schedule, 0.01, 0.01, 0.01))] == peak_in_flight(schedule)
+    assert [one.most for one in held_activations(simulate(schedule, 0.01, 0.01, 0.01))] == peak_in_flight(schedule)
 
 
 def test_two_stages_on_a_rank_count_half_each() -> None:
     schedule = SCHEDULES["interleaved_1f1b"](8, 8)
-    most = [one.most for one in held(simulate(schedule, 0.01, 0.01, 0.01))]
+    most = [one.most for one in held_activations(simulate(schedule, 0.01, 0.01, 0.01))]
     assert most == [count / 2 for count in peak_in_flight(schedule)]
 
 
 def test_it_begins_and_ends_with_nothing_held() -> None:
-    for one in held(simulate(SCHEDULES["1f1b"](3, 5), 0.01, 0.02)):
+    for one in held_activations(simulate(SCHEDULES["1f1b"](3, 5), 0.01, 0.02)):
         assert one.steps[0] == (0.0, 0.0)
         assert one.steps[-1][1] == 0
 
@@ -44,7 +44,7 @@ def test_what_is_held_is_read_from_the_spans() -> None:
         Span(0, "backward", "B", 4.0, 5.0, 0, 0),
         Span(0, "backward", "B", 5.0, 6.0, 1, 0),
     ]
-    (one,) = held(Timeline(spans, 1))
+    (one,) = held_activations(Timeline(spans, 1))
     assert one.steps == [(0.0, 0.0), (0.0, 1.0), (1.0, 2.0), (4.0, 1.0), (5.0, 0.0)]
 
 

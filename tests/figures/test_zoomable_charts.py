@@ -103,7 +103,7 @@ def test_each_name_stands_once_in_the_legend(name: str) -> None:
 
 
 def dots(figure: go.Figure) -> dict[str, Any]:
-    """The dots of a cloud as (x, y, trace), by what each says, as plotly fills it in."""
+    """The dots of a cloud as (x, y, trace), by their tooltips as plotly fills them in."""
     found = {}
     for trace in (trace for trace in figure.data if trace.hovertemplate):
         for x, y, *numbers in zip(trace.x, trace.y, *zip(*trace.customdata, strict=True), strict=True):

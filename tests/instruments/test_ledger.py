@@ -1,4 +1,4 @@
-"""The memory ledger, against formulas and against sums that are worked out here by hand.
+"""The memory ledger, against formulas and against sums calculated by hand.
 
 Every expected number is an integer that the test derives from shapes and dtypes, so equality is exact.
 """

@@ -1,6 +1,6 @@
 """Solutions as students write them, by exercise.
 
-RIGHT: right ones.  WRONG: wrong ones, with words of their verdicts.  ACCIDENTS: wrong ones whose runs do not end well.
+RIGHT: right ones.  WRONG: wrong ones, with words of their verdicts.  ACCIDENTS: wrong ones whose runs fail.
 """
 
 import importlib

@@ -14,7 +14,7 @@ from tests.lessons.stand_ins import STAND_INS, Cut
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The settings that are run, with stand-ins for the runs."""
+    """The settings run so far, with stand-ins for the runs."""
     settings: list[Any] = []
 
     def recorded(setting: Any, stand_in: Any) -> Any:

@@ -1,4 +1,4 @@
-"""All parts of all exercises, whatever lesson they belong to."""
+"""All parts of the exercises of all lessons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every right solution passes, every wrong one is told its mistake: each mistake of the bank as itself only.
+"""All right solutions pass, and all wrong ones are told their mistake, each mistake of the bank its own only.
 
 Programs whose runs end well share a launch for each case, as the mistakes in a check do.
 """
@@ -42,7 +42,7 @@ def verdicts(
     for case in cases:
         if not (left_over := [program for program in programs if program not in told]):
             break
-        right = [lefts[0] for lefts in exercise.run_right(case).results]
+        right = [observed[0] for observed in exercise.run_right(case).results]
         for program, left in zip(left_over, leave(left_over, case), strict=True):
             found = Evidence(exercise, case, left, right)
             if verdict := _judge(found, passed[program]):
@@ -66,7 +66,7 @@ def bank(exercise: Exercise, ranks: tuple[int, ...]) -> dict[Program, Verdict]:
 def verdicts_on(exercise: Exercise, programs: list[Program]) -> dict[Program, Verdict]:
     def leave(left_over: list[Program], case: Case) -> list[list[Observed]]:
         run = exercise.run(left_over, case)
-        return [list(lefts) for lefts in zip(*run.results, strict=True)]
+        return [list(observed) for observed in zip(*run.results, strict=True)]
 
     return verdicts(exercise, programs, leave, exercise.all_cases(0)[:-1])
 
@@ -135,7 +135,7 @@ def test_what_was_expected_and_what_is_there_are_shown() -> None:
     }
 
 
-# The right solutions beside what one process computes
+# The right solutions beside one process
 
 
 def test_the_right_gradient_is_that_of_one_process_with_the_whole_minibatch() -> None:

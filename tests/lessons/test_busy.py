@@ -1,4 +1,4 @@
-"""A verdict does not depend on the load of the machine: every core is busy while these are found."""
+"""Verdicts do not depend on the load of the machine: they are found here while every core is busy."""
 
 from __future__ import annotations
 

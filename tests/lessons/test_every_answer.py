@@ -1,4 +1,4 @@
-"""Every answer of the lessons' questions, run: one option is right, and each run shows what is said of it."""
+"""All answers to the lessons' questions, run: one option is right, and each run shows its explanation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RIGHT: dict[str, tuple[str, tuple[int, ...]]] = {
     "more_replicas": ("c", (0,)),
     "which_offer": ("b", (0,)),
 }
-# What a run has to say with the lesson's numbers, option by option; or of an open case.
+# The text that a run must give with the lesson's numbers, for each option, or for an open case.
 SAID = {
     "Q4": ["whose piece is not the whole model", "every sample once", "every sample 8 times", "not the whole model"],
     "Q1": ["are different from each other", "another training", "same training, up to rounding", "another training"],
@@ -68,7 +68,7 @@ SAID = {
 
 
 @functools.cache
-def answered(name: str, answer: str, seed: int = 0) -> tuple[Outcome, set[int]]:
+def answered(name: str, answer: str, seed: int) -> tuple[Outcome, set[int]]:
     """The outcome of an answer, and the numbers of ranks it was run on. (`test_scaling` says how Q3 is run.)"""
     run_on, ran = ranks_run.run_on, set()
 
@@ -108,7 +108,7 @@ def test_one_option_is_right_and_every_run_shows_what_its_explanation_says(name:
 
 @pytest.mark.parametrize("name", names(FreeText))
 def test_an_open_case_is_run_and_left_to_the_student_to_judge(name: str) -> None:
-    outcome, _ = answered(name, "I do not know yet.")
+    outcome, _ = answered(name, "I do not know yet.", 0)
     assert (outcome.right, outcome.shown) == (None, True)
     assert "A good answer:" in outcome.why
     assert SAID.get(name, [""])[0] in outcome.happened != ""
@@ -124,6 +124,6 @@ def test_an_open_case_is_run_and_left_to_the_student_to_judge(name: str) -> None
     ],
 )
 def test_a_report_says_on_how_many_ranks_it_was_run(name: str, answer: str) -> None:
-    outcome, ran = answered(name, "I do not know yet." if name in names(FreeText) else answer)
+    outcome, ran = answered(name, "I do not know yet." if name in names(FreeText) else answer, 0)
     said = RANKS.findall(outcome.happened)[0]
     assert ran | {1} == {1, *map(int, re.findall(r"\d+", said))}  # one process may run beside them

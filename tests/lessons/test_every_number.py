@@ -1,4 +1,4 @@
-"""No number on a card is unproved: a run or a constant fills it, or a quote says what proves it.
+"""All numbers on cards are proved: a run or a constant fills them, or a quote names the proof.
 
 A number is as in the lessons' prose (`tests.notebooks.numbers`). What is proved here are comparisons, and claims about
 PyTorch, the planner and schedules.
@@ -93,7 +93,7 @@ def candidate(name: str) -> Estimate:
 
 @cache
 def rung(number: int) -> Estimate:
-    return list(plans._rungs().values())[number]
+    return list(plans._tried().values())[number]
 
 
 def of_a_mesh(sizes: tuple[int, int, int], part: int) -> float:

@@ -39,7 +39,7 @@ def case(name: str) -> Planning:
 
 
 def variants(*seeds: int) -> list[Any]:
-    """All variants, or those with these seeds."""
+    """All variants, or the variants with these seeds."""
     every = [(name, seed) for name in CASES for seed in range(len(case(name).tasks)) if not seeds or seed in seeds]
     return [pytest.param(case(name).variant(seed), id=f"{name}-{seed}") for name, seed in every]
 

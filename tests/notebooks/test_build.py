@@ -1,4 +1,4 @@
-"""The way from a percent script to a notebook, on scripts made up here."""
+"""The way from a percent script to a notebook, with scripts written for the test."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""No number in a lesson's prose is unproved: a field holds it, a quoted sentence covers it, a source is named, or it
-needs none.
+"""No number in a lesson's prose is unproved: a field holds it, a quoted sentence or a conclusion covers it, a source is
+named, or it needs none.
 
 Numbers are found by `numbers`. Questions and tasks are left out, as they claim nothing.
 """
@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.notebooks.lesson import NOTEBOOKS, Proofs, lesson
 from tests.notebooks.numbers import NOT_PROSE, NUMBER, SENTENCE, SOURCE, dots
 
-MODULES = [
-    importlib.import_module(f"tests.lessons.{file.parent.name}.test_sentences")
-    for file in sorted(Path(__file__).parents[1].glob("lessons/*/test_sentences.py"))
-]
+
+def modules(kind: str) -> list[Any]:
+    files = sorted(Path(__file__).parents[1].glob(f"lessons/*/{kind}.py"))
+    return [importlib.import_module(f"tests.lessons.{file.parent.name}.{kind}") for file in files]
+
+
 LESSONS = [path.stem[3:] for path in sorted(NOTEBOOKS.glob("*.ipynb"))]
-PROOFS: dict[str, Proofs] = {**{name: {} for name in LESSONS}, **{module.NAME: module.PROOFS for module in MODULES}}
+PROOFS: dict[str, Proofs] = {
+    **{name: {} for name in LESSONS},
+    **{module.NAME: module.PROOFS for module in modules("test_sentences")},
+}
+CONCLUSIONS = {module.NAME: [one.sentence for one in module.CONCLUSIONS] for module in modules("test_conclusions")}
 
 ARITHMETIC = "nothing but arithmetic"
 FORMATS = "bits of a number format"
@@ -44,9 +51,18 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
     "data_parallelism": {
         "half of it for each of two ranks, a quarter for each of four": ARITHMETIC,
         "a 32-bit number keeps about seven digits": FORMATS,
+        "with 8 times the samples in each step": ARITHMETIC,
+        "twice the samples nearly save half of the steps": "McCandlish et al. 2018, section 2.2",
     },
     "sharded_data_parallelism": {
         "Play the ring all-reduce, and stop half way.": "a task",
+    },
+    "layerwise_model_parallelism": {
+        "The head of the largest GPT-3 has {{head[0]:.1f}} times the parameters of a layer, that of Llama 3.2": "names",
+    },
+    "pipeline_parallelism": {
+        "Give the last rank a third more to do, as an output layer": "a task",
+        "messages of a tenth of a forward pass make its step": "the setting of a field",
     },
     "mixed_precision": {
         "With 16, twice as many fit into the same memory and through the same cable": FORMATS,
@@ -84,7 +100,7 @@ def looked_at(name: str) -> str:
     return NOT_PROSE.sub(dots, " ".join(words))
 
 
-def covered(name: str, quotes: Proofs | dict[str, str]) -> set[int]:
+def covered(name: str, quotes: Iterable[str]) -> set[int]:
     """The places in the prose that a quote covers."""
     prose, found = lesson(name).prose, (re.escape(" ".join(quote.split())) for quote in quotes)
     return {place for quote in found for match in re.finditer(quote, prose) for place in range(*match.span())}
@@ -115,12 +131,12 @@ def test_a_number_is_what_can_be_wrong(said: str, found: list[str] | int) -> Non
 
 @pytest.mark.parametrize("name", PROOFS)
 def test_every_number_is_proved_or_has_a_source(name: str) -> None:
-    proved = covered(name, PROOFS[name]) | covered(name, NO_PROOF.get(name, {}))
+    proved = covered(name, [*PROOFS[name], *CONCLUSIONS.get(name, ()), *NO_PROOF.get(name, ())])
     unproved = {sentence: None for place, sentence in numbers(name) if place not in proved}
     assert not unproved, "quote these in the lesson's table with what proves them:\n" + "\n".join(unproved)
 
 
 @pytest.mark.parametrize(("name", "quote"), [(name, quote) for name in NO_PROOF for quote in NO_PROOF[name]])
 def test_what_needs_no_proof_is_still_said_and_has_a_number(name: str, quote: str) -> None:
-    places = covered(name, {quote: ""}) - covered(name, PROOFS[name])
+    places = covered(name, [quote]) - covered(name, PROOFS[name])
     assert any(place in places for place, _ in numbers(name))

@@ -42,7 +42,7 @@ def said(term: str, text: str) -> bool:
 
 @pytest.mark.parametrize("path", FIRST, ids=lambda path: path.stem)
 def test_a_lesson_uses_no_term_that_a_later_one_explains(path: Path) -> None:
-    """But for what it points to, cites, or explains in the same sentence."""
+    """Exceptions: terms with a link or a source, or explained in the same sentence."""
     text = re.sub(r"\[[^]]*\]\([^)]*\)|### Further reading.*|`[^`]*`|\{\{.*?\}\}", "", lesson(path.stem[3:]).prose)
     known = {term for term, number, _ in LINKS if number <= path.stem[:2]} | AT_ONCE.get(path.stem[:2], set())
     assert [term for term in TERMS if term not in known and said(term, text)] == []

@@ -1,4 +1,4 @@
-"""The board is read while it is written: who looks finds an operation as it was or as it is, and never half of one."""
+"""Reading the board while it is written: a reader finds the old operation or the new one, and never half of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from course_lib.ranks.board import SLOT, Board, Operation
 
 
 def operation(number: int) -> Operation:
-    """Its neighbours have other texts, and so has the next one in its place."""
+    """An operation whose texts differ from those of its neighbours and of the next one in its place."""
     name = ("send", "all_reduce", "recv")[number % 3]
     return Operation(number, 3, number, 77, name=name, detail=name, shape=name, dtype="x", line=name, posted=number)
 

@@ -14,7 +14,7 @@ from course_lib.ranks import discard_all
 
 
 class Notebook:
-    """Runs cells as a notebook does, and remembers how the last one ended."""
+    """A notebook that runs cells and remembers the end of the last one."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.shell = InteractiveShell()
@@ -22,7 +22,7 @@ class Notebook:
         self.run("%load_ext course_lib")
 
     def run(self, cell: str) -> list[str]:
-        """What the cell shows, line by line and in order of ranks; it must not fail."""
+        """The output of a cell that must not fail, line by line and in order of ranks."""
         result = self.shell.run_cell(cell, store_history=True)
         result.raise_error()
         return sorted(self.capsys.readouterr().out.splitlines())
@@ -113,7 +113,7 @@ def test_a_deadlock_ends_and_the_next_cell_says_that_variables_are_gone(notebook
 def test_ranks_that_are_spawned_before_the_next_cell_know_nothing_either(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here they are forked in their stead; that they can be spawned, test_launch shows."""
+    """Ranks are forked here instead of spawned; test_launch shows that they can be spawned."""
     forks = multiprocessing.get_context("forkserver")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: forks)
     monkeypatch.setenv("COURSE_LIB_START_METHOD", "spawn")
@@ -132,7 +132,7 @@ def test_an_endless_cell_ends_at_its_time_limit(notebook: Notebook) -> None:
 
 
 def outputs_of(cells: list[str]) -> list[dict[str, str]]:
-    """What the last of these cells shows in a real kernel."""
+    """The output of the last of these cells in a real kernel."""
     from jupyter_client.manager import start_new_kernel
 
     shown: list[dict[str, str]] = []

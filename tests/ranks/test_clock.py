@@ -42,7 +42,7 @@ def of_kind(timeline: Timeline, rank: int, *kinds: str) -> list[Span]:
 
 
 def ends(timeline: Timeline, rank: int) -> float:
-    """Where this rank's clock stood last."""
+    """The last time on this rank's clock."""
     return max(span.end for span in timeline.of(rank) if not span.background)
 
 
@@ -55,7 +55,7 @@ def bytes_of(n: int) -> torch.Tensor:
 
 def one_mark(rank: int, kind: str, work: float) -> None:
     with compute(kind, work=work):
-        time.sleep(0.01)  # what it really takes does not count
+        time.sleep(0.01)  # its real time does not count
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_collective_begins_when_the_last_member_has_come(collective: Callable[
 
 
 def ring_seconds(steps: int, size: float, pace: Pace, n: int) -> float:
-    """How long a ring of n ranks takes: of all ways through its messages, each after what it needs, the longest.
+    """Seconds of a ring of n ranks: the longest chain of messages, each of which needs the one before.
 
     Message k of a rank leaves after its message k - 1, and after message k - 1 of the rank before it has come.
     """
@@ -459,7 +459,7 @@ def test_asking_whether_a_work_is_completed_waits_for_it() -> None:
 
 
 def take_futures(rank: int, inside: bool) -> None:
-    """Two all-reduces in a mark (or before it) whose futures are taken and waited for where nobody sees."""
+    """Begin two all-reduces in a mark (or before it) whose futures are waited for out of sight."""
 
     def begin() -> torch.futures.Future:
         return dist.all_reduce(torch.ones(4), async_op=True).get_future()
@@ -503,7 +503,7 @@ def test_distributed_data_parallel_hides_its_gradients_behind_the_backward_pass(
     assert all(torch.equal(gradient, torch.full((1, 4), 1.5)) for gradient in run.results)  # mean of 0, 1, 2 and 3
     for rank in range(4):
         (forward,), (update,) = (of_kind(run.timeline, rank, kind) for kind in ("forward", "optimizer"))
-        # The one bucket leaves when the backward pass begins to compute, and takes six latencies from there.
+        # The only bucket leaves when the backward pass begins to compute, and takes six latencies from there.
         assert update.start == forward.end + max(0.25, 6 * 0.125)
 
 
@@ -516,7 +516,7 @@ def test_a_work_that_nobody_waits_for_is_told_as_in_a_measured_run() -> None:
 
 
 def one_after_the_other(rank: int, is_async: bool) -> float:
-    """What rank 0 has, on all ranks; then the sum of a part of that, which is sent to the next rank as well."""
+    """Broadcast from rank 0, all-reduce a part of that tensor, and send the part to the next rank, too."""
     tensor = torch.full((2, 2), 3.0 * (rank + 1)).t()[:, :1]  # with gaps
     first: Any = dist.broadcast(tensor, 0, async_op=True)
     second: Any = dist.all_reduce(tensor[:1], async_op=is_async)
@@ -529,11 +529,11 @@ def one_after_the_other(rank: int, is_async: bool) -> float:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_operation_finds_what_the_collective_before_it_leaves_in_its_tensor(is_async: bool) -> None:
-    """As in the stream of a GPU."""
+    """The same order as in the stream of a GPU."""
     assert launch(one_after_the_other, 3, (is_async,), pace=Pace()).results == [9.0 + 3.0 + 9.0] * 3
 
 
-# What only the machine decides
+# Programs that depend on the machine
 
 
 def test_whether_a_message_has_come_is_not_to_be_asked() -> None:
@@ -599,7 +599,7 @@ def in_a_callback(rank: int) -> None:
 
 
 def in_a_callback_that_nobody_waits_for(rank: int) -> None:
-    """Which has perhaps been called already, perhaps not."""
+    """Begin an operation in a callback, which may have been called already or not."""
     tensor, over = torch.ones(1), threading.Event()
 
     def again(_: Any) -> None:
@@ -683,7 +683,7 @@ def test_a_member_that_has_not_begun_its_run_is_waited_for(tmp_path: Path) -> No
 
 
 class Event(NamedTuple):
-    """One step of a random program: what (c compute, s message, a all-reduce, b barrier of a pair), who, how much."""
+    """One step of a random program: kind (c compute, s message, a all-reduce, b barrier of a pair), ranks, amount."""
 
     what: str
     rank: int
@@ -700,7 +700,7 @@ def programs(draw: st.DrawFn) -> tuple[int, list[Event]]:
 
 
 def follow(rank: int, events: list[Event]) -> None:
-    """Computations, messages that are received at once and waited for at the end by who sends them, all-reduces."""
+    """Run events: computations, all-reduces, and messages received at once, whose senders wait at the end."""
     works = []
     for what, one, other, size in events:
         if what == "c" and rank == one:
@@ -718,7 +718,7 @@ def follow(rank: int, events: list[Event]) -> None:
 
 
 def by_hand(n: int, events: list[Event], pace: Pace) -> list[float]:
-    """Where each rank's clock stands at the end, from the rules and nothing else; two ranks are a node."""
+    """The last time on each rank's clock, from the rules alone; two ranks are a node."""
     clock, sent = [0.0] * n, [0.0] * n
     link_free: dict[tuple[int, bool], float] = {}
     for what, one, other, size in events:
@@ -783,7 +783,7 @@ def test_a_faster_device_or_link_never_makes_a_program_longer(
 
 
 def busy_step(rank: int, scale: float = 1.0) -> None:
-    """A bit of everything, in an order that a busy machine would love to mix up."""
+    """Run operations of all kinds, in an order that a busy machine would change."""
     n = dist.get_world_size()
     works = []
     for k in range(6):

@@ -1,4 +1,4 @@
-"""Stop is heard wherever it falls: at any line of a launch, however the run would have ended."""
+"""Stop works at any line of a launch, however the run would have ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = {module.__file__ for module in (run, pool, interrupts, contextlib)}
 
 
 class Workers:
-    """A pool without processes: what becomes of it, and nothing that takes time."""
+    """A pool without processes, which records its fate and takes no time."""
 
     all: ClassVar[list[Any]] = []
 
@@ -37,7 +37,7 @@ class Workers:
 
 
 class Monitor:
-    """Of a run that ends as `ending` says, unless an interrupt has come."""
+    """A monitor of a run that ends as `ending` says, unless an interrupt has come."""
 
     ending = "well"
 
@@ -45,12 +45,12 @@ class Monitor:
         self.interrupt = interrupt
         self.printed: list[list[str]] = [[]]
 
-    def run(self, task: messages.Task) -> list[messages.Outcome]:
+    def run(self, task: messages.Task) -> list[messages.RankOutcome]:
         if self.interrupt.has_come:
             raise errors.Stopped("Stopped. At that moment rank 0 computed.")
         if self.ending == "badly":
             raise errors.Deadlock("Nobody can move.")
-        return [messages.Outcome(0.0, 1.0, b"N.")]
+        return [messages.RankOutcome(0.0, 1.0, b"N.")]
 
     def is_clean(self, may_keep_changes: bool) -> bool:
         return self.ending == "well"
@@ -70,7 +70,7 @@ def without_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def at_line(number: int, action: Callable[[], object]) -> int:
-    """Do it, with an interrupt when that many lines of FILES have begun; how many lines there are."""
+    """Run an action, with an interrupt after that many lines of FILES; return the number of lines."""
     count = itertools.count(1)
 
     def trace(frame: Any, event: str, argument: object) -> Any:
@@ -89,7 +89,7 @@ def at_line(number: int, action: Callable[[], object]) -> int:
 
 
 def launch_two() -> None:
-    """The second cannot use the processes of the first."""
+    """Launch twice; the second launch cannot use the processes of the first."""
     for world_size in (1, pool.ROOM + 1):
         with contextlib.suppress(errors.Deadlock):
             run.run_on("launch", print, world_size, (), 60.0, None, uses_gpu=False)
@@ -153,7 +153,7 @@ def test_a_stop_that_python_cannot_raise_where_it_falls_is_raised_at_the_end(mon
 
 
 def test_who_ignores_interrupts_goes_on_ignoring_them() -> None:
-    """A script in the background, say."""
+    """For example, a script in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with interrupts.fenced() as interrupt:

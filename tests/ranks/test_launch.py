@@ -1,4 +1,4 @@
-"""What goes into a launch and what comes out of it: any function, any arguments, results and prints by rank."""
+"""Inputs and outputs of a launch: any function, any arguments, results and prints by rank."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from course_lib import Link, Pace, RankFailed, launch
 from course_lib.ranks import discard_all
+from course_lib.ranks.parent.fork_server import SHARED
 from course_lib.timeline import compute
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if defined in a notebook cell
@@ -44,7 +46,7 @@ def total(rank: int) -> int:
 
 
 def script(program: str, *, folder: Path, **environment: str) -> str:
-    """What a program prints that a student would start with python; the code is in its __main__."""
+    """The output of a program that a student would start with python; the code is in its __main__."""
     path = folder / "student.py"
     path.write_text(program, encoding="utf-8")
     # Not the course's own folder: the package has to be installed, as it is for a student.
@@ -258,6 +260,14 @@ print(launch(state, 2).results)
     assert script(program, folder=tmp_path) == f"{[([], True, True)] * 2}\n"
 
 
+@pytest.mark.skipif(not FORKS, reason="only forked workers have a fork server")
+def test_another_process_may_use_our_fork_server(tmp_path: Path) -> None:
+    program = "import os; from course_lib import launch; print(launch(lambda rank: os.getppid(), 2).results)"
+    ours = launch(lambda rank: os.getppid(), 1).results
+    server: Any = forkserver._forkserver
+    assert script(program, folder=tmp_path, **{SHARED: server._forkserver_address}) == f"{ours * 2}\n"
+
+
 def test_ranks_are_processes_of_their_own_and_stay_for_the_next_run() -> None:
     def process(rank: int) -> int:
         return os.getpid()
@@ -268,7 +278,7 @@ def test_ranks_are_processes_of_their_own_and_stay_for_the_next_run() -> None:
 
 
 def test_a_thread_of_gloo_that_asks_which_one_it_is_is_nothing_that_a_run_has_left() -> None:
-    """As whatever writes a log does."""
+    """Any library that writes a log asks for the thread."""
 
     def log(rank: int) -> int:
         work: Any = dist.all_reduce(torch.ones(1), async_op=True)
@@ -324,7 +334,7 @@ def test_after_a_failure_all_ranks_are_new() -> None:
     with pytest.raises(RankFailed):
         launch(process, 2, (True,))
     assert not set(launch(process, 4, (False,)).results) & set(four)
-    assert not any(map(psutil.pid_exists, four))  # whoever forks the new ones has buried them first
+    assert not any(map(psutil.pid_exists, four))  # forking new workers waits for the end of the old ones
 
 
 def test_a_script_needs_no_main_guard_and_no_torch_and_its_classes_travel(tmp_path: Path) -> None:
@@ -352,7 +362,7 @@ print(run.results, type(run.results[0]) is Point, run.timeline.bytes_sent(0), "t
 
 
 def test_where_there_is_no_nccl_ranks_have_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows."""
+    """Windows has no NCCL."""
     monkeypatch.setattr("course_lib.ranks.parent.run._has_nvidia_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
@@ -360,7 +370,7 @@ def test_where_there_is_no_nccl_ranks_have_no_gpu(monkeypatch: pytest.MonkeyPatc
 
 
 def test_ranks_can_be_spawned_and_the_next_ones_are_while_the_student_reads_what_went_wrong(tmp_path: Path) -> None:
-    """Where ranks cannot be forked."""
+    """Ranks are spawned on systems where they cannot be forked."""
     program = """
 import os, signal, time
 import psutil

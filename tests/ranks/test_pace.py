@@ -1,4 +1,4 @@
-"""What a Pace and a Link say, and which ones make no sense. How time passes with them is in test_clock."""
+"""Pace and Link: their times, and arguments that make no sense. The passing of time is in test_clock."""
 
 from __future__ import annotations
 

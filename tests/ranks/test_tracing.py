@@ -1,4 +1,4 @@
-"""What `launch` reports of a run: every operation with its bytes and peer, waits apart from transfers, results, prints.
+"""The report of a run: every operation with its bytes and peer, waits apart from transfers, results, prints.
 
 Bytes are those of the ring algorithms, worked out by hand for four ranks that hold 24 bytes each.
 """
@@ -27,7 +27,7 @@ from course_lib.timeline import COMPUTE_KINDS, Timeline, compute, progress
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if defined in a notebook cell
 
 N = 4
-LATE = 0.05  # seconds that who is late sleeps at least, once the others are there
+LATE = 0.05  # the least seconds that a late rank sleeps, once the others are there
 
 
 def mine(rank: int) -> Tensor:
@@ -36,7 +36,7 @@ def mine(rank: int) -> Tensor:
 
 
 def shares(rank: int) -> list[Tensor]:
-    """What this rank has for each of the others: rank 2 holds 20s for rank 0, 21s for rank 1."""
+    """This rank's numbers for each rank: rank 2 holds 20s for rank 0, 21s for rank 1."""
     return [torch.full((6,), 10.0 * rank + other) for other in range(N)]
 
 
@@ -81,7 +81,7 @@ def broadcast(rank: int, **options: Any) -> Any:
 def reduce(rank: int, **options: Any) -> Any:
     tensor = mine(rank)
     work = dist.reduce(tensor, 2, **options)
-    return work, tensor if rank == 2 else None  # what the others hold afterwards is not defined
+    return work, tensor if rank == 2 else None  # the contents on other ranks are undefined afterwards
 
 
 def all_gather(rank: int, **options: Any) -> Any:
@@ -282,7 +282,7 @@ def test_a_subgroup_is_seen_with_global_ranks_and_its_own_size() -> None:
     assert [run.timeline.bytes_sent(rank) for rank in range(N)] == [24, 24 + 24, 24, 24]
 
 
-# What PyTorch itself sends
+# Messages of PyTorch itself
 
 
 def ddp_steps(rank: int, steps: int) -> Tensor:
@@ -309,7 +309,7 @@ def test_distributed_data_parallel_reduces_every_gradient_once_a_step() -> None:
 
 
 def noted_late(rank: int) -> None:
-    """A step of which another thread says that its all-reduce is over when the machine has stood still for a while."""
+    """A step whose all-reduce is reported as over by another thread, after the machine has stood still for a while."""
     from course_lib.ranks.worker import tracer
     from course_lib.ranks.worker.traced_group import TracedWork
 
@@ -390,7 +390,7 @@ def test_pipelining_sends_activations_forward_and_gradients_back() -> None:
 
 
 def tensor_parallel(rank: int, sequence_parallel: bool) -> tuple[Tensor, Tensor]:
-    """The output of a model split over two ranks, and what it should be; by rows if sequence parallel."""
+    """The output of a model split over two ranks, and the expected one; by rows if sequence parallel."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -435,7 +435,7 @@ def test_parallelize_module_sends_what_tensor_parallelism_says(
 
 
 def sleep_until_there(ranks: Sequence[int], operations: int) -> None:
-    """Sleep, on a rank, and go on a while after these ranks have begun so many operations in this run."""
+    """Sleep, on a rank, until a while after these ranks have begun so many operations in this run."""
     board = dist.group.WORLD.tracer.board
     while any(len(board.operations(rank)) < operations for rank in ranks):
         time.sleep(0.001)
@@ -612,7 +612,7 @@ def test_an_operation_that_takes_no_time_is_in_the_timeline_too() -> None:
 
 
 class Coalescing:
-    """Stands for a group of NCCL: messages of a batch begin at its end, and have one handle."""
+    """A stand-in for a group of NCCL: messages of a batch begin at its end, and share one handle."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.said, self.works = inner, [], []  # type: ignore[var-annotated]

@@ -227,7 +227,7 @@ def cluster(folder: Path, nodes: str, pids: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A free port, not one that the system assigns: another test's ranks could get that before it is used."""
+    """A free port outside of the range of the system, which could assign it to the ranks of another test."""
     for port in range(20_000 + os.getpid() % 10_000, 32_000):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""The evidence of a check: what a student's function and the right solution left, and how they differ."""
+"""The evidence of a check: results of the student's function and of the right solution, and their differences."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class Evidence:
 
     exercise: Part
     case: Case
-    left: list[Observed]
+    observed: list[Observed]
     right: list[Observed]
 
     @cached_property
     def differences(self) -> list[Difference]:
         """All values that differ from the right solution's by more than rounding; the one to report comes first."""
-        found = self._between(self.right, self.left)
+        found = self._between(self.right, self.observed)
         return sorted(found, key=lambda one: (not one.is_change, kind(one.expected) == kind(one.got)))
 
     @cached_property
     def tolerance(self) -> float:
         made = [
-            v for left in self.right for name, v in left.values.items() if not is_same(v, left.before.get(name, ""))
+            v for seen in self.right for name, v in seen.values.items() if not is_same(v, seen.before.get(name, ""))
         ]
         finite = [v.nan_to_num(0, 0, 0) for v in made if isinstance(v, Tensor) and v.numel()]
         largest = max((float(v.abs().max()) for v in finite), default=0.0)
@@ -74,7 +74,7 @@ class Evidence:
     @cached_property
     def disagreeing(self) -> list[int]:
         """Ranks that differ from rank 0, by even one bit, where the right solution leaves all ranks the same."""
-        got, same = self.exercise.compared(self.left), self.common
+        got, same = self.exercise.compared(self.observed), self.common
         return [r for r, one in enumerate(got) if not all(is_same(one.get(n, ""), got[0].get(n, "")) for n in same)]
 
     @cached_property
@@ -85,39 +85,40 @@ class Evidence:
 
     @cached_property
     def is_right(self) -> bool:
-        return not (self.differences or self.disagreeing or any(left.ended_group for left in self.left))
+        return not (self.differences or self.disagreeing or any(seen.ended_group for seen in self.observed))
 
     def mistakes(self) -> list[Mistake]:
-        """The mistakes that leave the same values; of several, those that also sent the same numbers, if any."""
-        fitting = {mistake: left for mistake, left in self.exercise.run_mistakes(self.case).items() if self._fits(left)}
-        closer = [one for one, left in fitting.items() if all(map(_sent_the_same, self.left, left))]
+        """The mistakes with the same values; of several, those that also sent the same numbers, if there are any."""
+        fitting = {mistake: seen for mistake, seen in self.exercise.run_mistakes(self.case).items() if self._fits(seen)}
+        closer = [one for one, seen in fitting.items() if all(map(_sent_the_same, self.observed, seen))]
         return closer or list(fitting)
 
     def _fits(self, theirs: list[Observed]) -> bool:
-        """Whether the messages fit a mistake: the same where the result is right, else only some where it had some."""
-        mine, other = ([_traffic(left) for left in lefts] for lefts in (self.left, theirs))
+        """Whether the messages fit a mistake: the same if the result is right, else messages on the same ranks."""
+        mine, other = ([_traffic(seen) for seen in observed] for observed in (self.observed, theirs))
         alike = [*map(bool, mine)] == [*map(bool, other)] if self.differences else mine == other
-        return alike and not self._between(theirs, self.left)
+        return alike and not self._between(theirs, self.observed)
 
     def would_pass(self, mistake: Mistake) -> bool:
         """Whether this wrong solution passes this case."""
-        left = self.exercise.run_mistakes(self.case)[mistake]
-        return not self._between(self.right, left) and not self.exercise.breach(left)
+        observed = self.exercise.run_mistakes(self.case)[mistake]
+        return not self._between(self.right, observed) and not self.exercise.breach(observed)
 
     def sentence(self) -> str:
         """A sentence about the difference that holds for any exercise."""
-        wrong, sends = self.differences, [any(left.sent for left in lefts) for lefts in (self.left, self.right)]
-        if any(left.ended_group for left in self.left):
+        wrong, programs = self.differences, (self.observed, self.right)
+        sends = [any(seen.sent for seen in observed) for observed in programs]
+        if any(seen.ended_group for seen in self.observed):
             return "Your function ends the process group: nothing that comes after it could communicate."
         if wrong and wrong[0].is_change:
             return f"Your function changes `{wrong[0].name}`, which has to stay as it was."
         if wrong and isinstance(wrong[0].expected, str) and isinstance(wrong[0].got, str):
-            return self.exercise.rule(self.left) or f"`{wrong[0].name}` is not what it should be."
+            return self.exercise.rule(self.observed) or f"`{wrong[0].name}` is not what it should be."
         if wrong and kind(wrong[0].expected) != kind(wrong[0].got):
             return f"On rank {wrong[0].rank}, `{wrong[0].name}` is not even of the right type, dtype and shape."
         if sends == [False, True]:
             return "Your function sends nothing, so no rank can know what the others hold."
-        if rule := self.exercise.rule(self.left):
+        if rule := self.exercise.rule(self.observed):
             return rule
         if wrong and all(is_same(one.before, one.got) for one in wrong):
             names = list(dict.fromkeys(one.name for one in wrong))
@@ -125,10 +126,10 @@ class Evidence:
             return f"What you compute does not reach all places. Still as before: `{names[0]}`{more}."
         if wrong and (factor := self._factor()):
             by = f"{factor:.3g} times too large" if factor > 1 else f"{1 / factor:.3g} times too small"
-            return f"Every number that is wrong is {by}. There are {len(self.left)} ranks."
+            return f"Every number that is wrong is {by}. There are {len(self.observed)} ranks."
         if wrong and all(is_same(_sorted(one.expected), _sorted(one.got), self.tolerance) for one in wrong):
             return "The numbers are right, and they are in the wrong order."
-        if right := sorted(set(range(len(self.left))) - {one.rank for one in wrong}) if wrong else []:
+        if right := sorted(set(range(len(self.observed))) - {one.rank for one in wrong}) if wrong else []:
             return f"Only {listing(right)} has what it should have." if len(right) == 1 else "Some ranks are right."
         if self.disagreeing:
             digits = "" if wrong else " in their last digits, because they add up in different orders"
@@ -139,7 +140,7 @@ class Evidence:
         return f"{agree} is not what one process would have."
 
     def _factor(self) -> float:
-        """The factor by which all wrong values are too large; 0 if there is no common one."""
+        """The common factor by which all wrong values are too large; 0 if there is none."""
         expected, got = (torch.cat([v[i].double().flatten() for v in self.differences]) for i in (3, 4))  # type: ignore[union-attr]
         factor = float(got @ expected / (expected @ expected))
         return factor if factor > 0 and is_same(got, factor * expected, max(1.0, factor) * self.tolerance) else 0.0
@@ -166,15 +167,15 @@ def _sorted(value: Value) -> Value:
     return value if isinstance(value, str) else value.flatten().sort()[0]
 
 
-def _traffic(left: Observed) -> Counter[tuple[str, int, int]]:
+def _traffic(seen: Observed) -> Counter[tuple[str, int, int]]:
     """The number of messages by operation, peer and elements."""
-    return Counter((sent.operation, sent.peer, sent.content.numel()) for sent in left.sent)
+    return Counter((sent.operation, sent.peer, sent.content.numel()) for sent in seen.sent)
 
 
-def _sent_the_same(left: Observed, other: Observed) -> bool:
+def _sent_the_same(seen: Observed, other: Observed) -> bool:
     """Whether two programs sent the same floating-point numbers up to a factor, in any pieces and order."""
     contents = (
-        [s.content.double().flatten() for s in one.sent if s.content.is_floating_point()] for one in (left, other)
+        [s.content.double().flatten() for s in one.sent if s.content.is_floating_point()] for one in (seen, other)
     )
     mine, theirs = (torch.cat([torch.zeros(1), *content]).sort()[0] for content in contents)
     return is_same(mine / (mine.norm() + 1e-300), theirs / (theirs.norm() + 1e-300), 1e-5)

@@ -1,10 +1,10 @@
-"""An exercise part that checks: called with a student's function, it gives the verdict, on the same way for each.
+"""An exercise part that checks: called with a student's function, it gives the verdict, in the same steps for each.
 
 do the arguments fit?  ->  each case on real ranks  ->  the price, beside that of the right solution
                               |             |
-                        an accident:     not what the right solution leaves:
-                        which one?       which wrong solution leaves the same?
-                                         if none does: what is certain, expected and got
+                        an error:     values that differ from the right solution's:
+                        which one?    which wrong solution has the same?
+                                      if none has: a general sentence, expected and got
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Exercise(Part):
     def __call__(self, fn: Any, seed: int = 0) -> Verdict:
         """Try a student's function on 2, 3 and 4 ranks, and stop at the first case that goes wrong.
 
-        seed: other numbers and sizes. Raises nothing but Stopped.
+        seed: of the numbers and sizes. Raises nothing but Stopped.
         """
-        discard("launch")  # ranks on which cells may have changed something
+        discard("launch")  # ranks that cells may have changed
         try:
             verdict = _examine(self, fn, seed)
         except Stopped:
@@ -71,8 +71,8 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
         except RunError as error:
             wrong = _explain_accident(exercise, case, error, fn, is_new=bool(passed and case.new))
         else:
-            left = ([of[0] for of in one.results] for one in (run, exercise.run_right(case)))
-            found = Evidence(exercise, case, *left)
+            observed = ([of[0] for of in one.results] for one in (run, exercise.run_right(case)))
+            found = Evidence(exercise, case, *observed)
             wrong = _judge(found, passed)
         if wrong:
             facts = (*wrong.facts, *_what_is_new(case, passed))
@@ -98,7 +98,7 @@ def _wrong_arguments(exercise: Part, fn: Any) -> str:
 
 
 def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], ...]:
-    """A fact: what is new in this case since the last one that passed."""
+    """A fact: the news in this case since the last one that passed."""
     if not passed:
         return ()
     before = passed[-1].case.world_size
@@ -108,9 +108,9 @@ def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], .
 
 
 def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
-    """The verdict on a run that came to its end; None if nothing is wrong."""
+    """The verdict on a run that ended well; None if nothing is wrong."""
     exercise = found.exercise
-    breach = exercise.breach(found.left) if found.is_right else ""
+    breach = exercise.breach(found.observed) if found.is_right else ""
     if found.is_right and not breach:
         return None
     failing = [one for one in found.mistakes() if not found.would_pass(one)]
@@ -128,7 +128,7 @@ def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:
     return replace(verdict, message=several + text, idea=", ".join(one.program.__name__ for one in mistakes))
 
 
-# Runs that did not come to their end
+# Runs that failed
 
 
 def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[..., Any], is_new: bool) -> Verdict:
@@ -165,13 +165,13 @@ def _fails_alike(exercise: Part, case: Case, mistake: Mistake, error: RunError) 
 
 
 def _how_it_ended(error: RunError) -> tuple:
-    """A run's ending in a form that is the same on every machine; which of several waiting ranks raise is not."""
+    """The error of a run, as far as it is the same on every machine; which waiting ranks raise, too, is not."""
     raised = [error.histories[row.rank] for row in error.report.rows if row.state == "raised"]
     return type(error), repr(error.__cause__), {tuple((op.name, op.peer, op.elements) for op in one) for one in raised}
 
 
 def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
-    """Plain words for a misspelt name or a wrong type, with what was probably meant."""
+    """Plain words for a misspelt name or a wrong type, with a guess at the right one."""
     if "'NoneType' object has no attribute 'wait'" in text:
         return "There is no handle to wait for: without `async_op=True`, a collective is over when it returns."
     code = getattr(fn, "__code__", None)
@@ -187,7 +187,7 @@ def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:
-    """Add the price of a right function beside the best: the right solution's, unless this function has done better."""
+    """Add the price of a right function, beside the best: that of the right solution, or this one if it is lower."""
     price = sent, calls, held, idle = _price(run)
     least_sent, least_calls, least_held, least_idle = map(min, price, _price(right))
     costs = (
@@ -206,8 +206,8 @@ def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdic
 
 def _price(run: Run) -> tuple[int, int, int, float]:
     """Bytes sent, operations and bytes of extra memory, each of the rank that has most; and the share of idle time."""
-    left: list[Observed] = [programs[0] for programs in run.results]
+    observed: list[Observed] = [programs[0] for programs in run.results]
     timeline: Timeline = run.timeline
     sent = max(map(timeline.bytes_sent, range(run.world_size)))
-    calls, held = max(len(one.sent) for one in left), max(one.memory for one in left)
+    calls, held = max(len(one.sent) for one in observed), max(one.memory for one in observed)
     return sent, calls, held, timeline.idle_fraction()

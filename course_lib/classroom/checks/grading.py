@@ -1,4 +1,4 @@
-"""Grading: the same checks with numbers that nobody has seen, where nothing that a notebook changed is in their way.
+"""Grading: the same checks with numbers that nobody has seen, out of reach of anything that a notebook changed.
 
     ### BEGIN HIDDEN TESTS
     from course_lib.classroom.checks import grading
@@ -9,8 +9,8 @@
 
 While nbgrader grades, checks run in a process of their own, which imports this library afresh and gets nothing of the
 notebook but the functions. So a notebook gains nothing by replacing `checks`, a verdict or a part of this library.
-Whatever ends that process costs the points of one check: the next one begins in a new process. Python cannot prevent
-that somebody replaces this module or its files and grades himself: read what is handed in.
+Whatever ends that process costs the points of one check: the next one begins in a new process. Python cannot keep
+somebody from replacing this module or its files: read what is handed in.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ def _grade(module: str, name: str, fn: Any) -> Verdict | Graded:
         pickle.dump((module, name, function), process.stdin)
         process.stdin.flush()
         return pickle.load(process.stdout)
-    except (EOFError, OSError):  # it has died
+    except (EOFError, OSError):  # the grader has died
         _grader.cache_clear()
         code = process.wait()
         said.seek(0)
         last = said.read().decode(errors="replace").strip().splitlines()[-1:]
         return Graded({"text/plain": f"{name}: the check ended with code {code}. {' '.join(last)}"})
-    except BaseException:  # it took too long; a late answer would be taken for the next question's
+    except BaseException:  # the grader took too long; its late answer would be taken for the next one
         _grader.cache_clear()
         process.kill()
         raise
 
 
 def _check(module: str, name: str) -> Exercise:
-    """Raises AttributeError if there is no such check."""
+    """A check of a module. Raises AttributeError if there is no such check."""
     if not isinstance(exercise := getattr(importlib.import_module(module), name), Exercise):
         raise AttributeError(f"there is no check {name!r} in {module}")
     return exercise
@@ -96,7 +96,7 @@ def _check(module: str, name: str) -> Exercise:
 
 @functools.cache
 def _grader() -> tuple[Any, IO[bytes]]:
-    """The process that checks, and the file of its errors. It imports for seconds, so it is kept for further checks."""
+    """The process that checks, and the file of its errors. Its imports take seconds, so it is kept."""
     command, here = [sys.executable, "-m", "course_lib.classroom.checks.grading"], Path(__file__).parents[3]
     said = tempfile.TemporaryFile()  # noqa: SIM115  (it goes with the process)
     pipe = subprocess.PIPE
@@ -106,7 +106,7 @@ def _grader() -> tuple[Any, IO[bytes]]:
 def _main() -> None:
     """The grading process: check each function that arrives, on fresh ranks, and answer plain data."""
     with open(os.dup(0), "rb") as questions, open(os.dup(1), "wb") as answers:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a function prints is not an answer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # prints of a function are no answer
         with contextlib.suppress(EOFError):
             while True:
                 module, name, fn = pickle.load(questions)
@@ -118,6 +118,6 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    from course_lib.classroom.checks import grading  # else its results would belong to __main__
+    from course_lib.classroom.checks import grading  # else classes of its results would belong to __main__
 
     grading._main()

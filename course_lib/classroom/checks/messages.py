@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from course_lib.classroom.checks.part import Observed
 
-# The names in torch.distributed of collectives that the library below calls otherwise.
+# The names in torch.distributed of collectives with other names in c10d.
 SPELLED = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 
 
-def most_sent(lefts: list[Observed]) -> tuple[int, int]:
+def most_sent(observed: list[Observed]) -> tuple[int, int]:
     """The most operations of a rank, and the most numbers that it sent."""
-    numbers = (sum(sent.content.numel() for sent in left.sent) for left in lefts)
-    return max(len(left.sent) for left in lefts), max(numbers)
+    numbers = (sum(sent.content.numel() for sent in seen.sent) for seen in observed)
+    return max(len(seen.sent) for seen in observed), max(numbers)
 
 
-def sent_more(lefts: list[Observed], most: tuple[int, int], what: str) -> str:
-    """A sentence: `what` is right, but a rank sends more messages or numbers than these; "" if none does."""
-    sent = most_sent(lefts)
+def sent_more(observed: list[Observed], most: tuple[int, int], what: str) -> str:
+    """A sentence: `what` is right, but a rank sends more messages or numbers than `most`; "" if none does."""
+    sent = most_sent(observed)
     yours, enough = (f"{messages} messages with {numbers} numbers" for messages, numbers in (sent, most))
     too_much = f"{what} right, but a rank sends {yours} in all, where {enough} would do."
     return too_much * (sent[0] > most[0] or sent[1] > most[1])
 
 
-def collective_at_work(lefts: list[Observed]) -> str:
+def collective_at_work(observed: list[Observed]) -> str:
     """A sentence about a collective where only messages are allowed; "" if there is none."""
-    other = [sent.operation.removesuffix("_base") for left in lefts for sent in left.sent if sent.operation != "send"]
+    operations = [sent.operation for seen in observed for sent in seen.sent]
+    other = [operation.removesuffix("_base") for operation in operations if operation != "send"]
     called = SPELLED.get(other[0], other[0]) if other else ""
     return f"That is `{called}` at work. Here you build what is inside it, out of messages alone." if other else ""

@@ -40,7 +40,7 @@ class Case:
 
     text: the situation in words, "3 ranks and 7 numbers".
     arguments: makes the arguments of one rank, on that rank.
-    new: what the case before did not have, so that it is to blame if that one passed.
+    new: what the case before did not have: the suspect, if that case passed.
     """
 
     text: str
@@ -50,7 +50,7 @@ class Case:
 
 
 class Observed(NamedTuple):
-    """Everything that a program left on one rank.
+    """Everything that a program did on one rank.
 
     values, before: its result ("the result") and its arguments afterwards; its arguments as they were.
     sent: the tensors of its messages and collectives.  memory: the most bytes it held in addition.
@@ -65,7 +65,7 @@ class Observed(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A wrong solution of a part. fails: whether its run does not come to its end."""
+    """A wrong solution of a part. fails: whether its run fails."""
 
     part: str
     program: Callable[..., Any]
@@ -73,7 +73,7 @@ class Mistake(NamedTuple):
 
     @property
     def advice(self) -> prose.Advice:
-        """The idea behind it, in a sentence, and a question that leads out of it."""
+        """The idea behind the mistake, in a sentence, and a question that leads out of it."""
         return prose.words()[self.part, self.program.__name__]
 
 
@@ -84,13 +84,13 @@ class Part:
     name: the student's function.  right: a solution at the best possible price.
     play: calls a solution with the arguments of a case, as play(solution, *arguments); what it returns is compared, and
         so are the arguments afterwards, by their names in play. `result` and `effect` take those of the right solution.
-    cases: what to try, for a seed: the smallest first, each harder by one thing.
-    price_case: the case that comes last, and whose price is told.  pace: of the emulated clock.
+    cases: the cases for a seed: the smallest first, each harder by one thing.
+    price_case: the last case, whose price is shown.  pace: of the emulated clock.
     memory: the least extra bytes that are possible; None: those of the right solution.
     rounding: how far a number may be off, as a share of the largest one that the right solution makes.
     compared: the values that matter, by rank, where solutions are free to differ.
-    breach: says what is wrong although the result is right; "" if nothing is.  rule: says what only a rule can tell
-        about a wrong result.
+    breach: says what is wrong although the result is right; "" if nothing is.  rule: says of a wrong result what no
+        mistake of the bank can say.
     """
 
     name: str
@@ -101,9 +101,9 @@ class Part:
     pace: Pace = field(default_factory=Pace)
     memory: int | None = None
     rounding: float = 0.0
-    compared: Callable[[list[Observed]], list[Values]] = lambda lefts: [left.values for left in lefts]
-    breach: Callable[[list[Observed]], str] = lambda lefts: ""
-    rule: Callable[[list[Observed]], str] = lambda lefts: ""
+    compared: Callable[[list[Observed]], list[Values]] = lambda observed: [seen.values for seen in observed]
+    breach: Callable[[list[Observed]], str] = lambda observed: ""
+    rule: Callable[[list[Observed]], str] = lambda observed: ""
     mistakes: list[Mistake] = field(default_factory=list)
 
     def mistake(self, program: Callable[..., Any], fails: bool = False) -> Callable[..., Any]:
@@ -112,7 +112,7 @@ class Part:
         return program
 
     def change(self, name: str, *places: str, fails: bool = False) -> None:
-        """Put the right solution into the bank with some places of its source changed, mostly one."""
+        """Put a mistake into the bank: the right solution with one place of its source changed, or several."""
         self.mistake(changed(self.right, name, *places), fails)
 
     @functools.cache  # noqa: B019  (an exercise lives as long as the program)
@@ -121,7 +121,7 @@ class Part:
         return [*self.cases(seed), self.price_case]
 
     def run(self, programs: list[Callable], case: Case) -> Run:
-        """Run programs one after the other; a rank's result lists what each of them left there."""
+        """Run programs one after the other; a rank's result lists what was observed of each."""
         args = (programs, self.play, self._names(), case.arguments)
         return launch(_leave_all, case.world_size, args, timeout=TIMEOUT, pace=self.pace, device="cpu")
 
@@ -137,7 +137,7 @@ class Part:
 
     @functools.cache  # noqa: B019
     def run_mistakes(self, case: Case) -> dict[Mistake, list[Observed]]:
-        """The results, by rank, of all mistakes whose runs come to their end."""
+        """The results, by rank, of all mistakes whose runs do not fail."""
         mistakes = [mistake for mistake in self.mistakes if not mistake.fails]
         run = self.run([mistake.program for mistake in mistakes], case)
         return dict(zip(mistakes, map(list, zip(*run.results, strict=True)), strict=True))
@@ -147,7 +147,7 @@ def changed(program: Callable[..., Any], name: str, *places: str) -> Callable[..
     """A program of this name: the given one with some places of its source changed.
 
     places: pairs of old and new text, one after the other.
-    Raises ValueError unless it stands in the source exactly once.
+    Raises ValueError unless an old text stands in the source exactly once.
     """
     source = inspect.getsource(program)
     for old, new in zip(places[::2], places[1::2], strict=True):
@@ -205,10 +205,10 @@ def on_the_clock(output: Tensor) -> Tensor:
 
 
 def _leave_all(rank: int, programs: list[Callable], play: Callable, names: list[str], make: Callable) -> list[Observed]:
-    return [_leave(rank, program, play, names, make(rank)) for program in programs]
+    return [_observe(rank, program, play, names, make(rank)) for program in programs]
 
 
-def _leave(rank: int, program: Callable, play: Callable, names: list[str], arguments: tuple[Any, ...]) -> Observed:
+def _observe(rank: int, program: Callable, play: Callable, names: list[str], arguments: tuple[Any, ...]) -> Observed:
     torch.manual_seed(1000 + rank)
     named = dict(zip(names, arguments, strict=True))
     before = _values_of(named)

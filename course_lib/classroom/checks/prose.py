@@ -7,7 +7,7 @@
 
     How much does such a sample count?                  a question that leads out of it
 
-It is read when it is first needed, so that no rank has to.
+It is read when it is first needed, so ranks do not read it.
 """
 
 from __future__ import annotations

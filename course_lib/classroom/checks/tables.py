@@ -26,10 +26,10 @@ def computing(
     value: Callable[[tuple, Any], Any] = lambda plan, found: found,
     **options: Any,
 ) -> Exercise:
-    """The part with this name: each kind of plans is tried on 2 ranks, then some of them on more.
+    """The part with this name, which tries each kind of plans on 2 ranks, then some kinds on more.
 
     what: the plans' name, before their kind.  plans: those of a seed and a rank.  more: ranks, with a kind for each.
-    price_case: the name of a plan for 4 ranks, and that plan.  run: spends what it costs there, given the plan and the
+    price_case: the name of a plan for 4 ranks, and that plan.  run: runs that plan on a rank, given the plan and the
         answer for it.  value: the part of an answer that matters.
     """
 

@@ -62,11 +62,11 @@ class Verdict:
     """The result of a check. Everything in it is the same in every run, the emulated step in `idle` too.
 
     name: the function that was checked.  outcome: one of HEADLINES.  message: why, in plain words.
-    situation: what was tried, for instance "3 ranks, 10 samples".
+    situation: the case that was tried, for instance "3 ranks, 10 samples".
     idea: the misconception that was recognized, by the name of its function in the bank; "" if none was.
     facts: what the run itself reported, label and text.  costs: the price, of a right function only.
-    remarks: what else is worth knowing.  idle: an emulated training step with the function in it, if there was one.
-    share: how many of the cases were right until one was not, 0 to 1.
+    remarks: more sentences.  idle: an emulated training step with the function in it, if there was one.
+    share: the share of cases that were right before the first wrong one, 0 to 1.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Verdict:
     def points(self, of: int) -> None:
         """Show the verdict of a part that is worth `of` points. Raises NotPassed, in one line, unless it passed."""
         _show(self)
-        with contextlib.suppress(OSError):  # where nothing can be written, progress is not kept
+        with contextlib.suppress(OSError):  # progress is not kept if nothing can be written
             journal.record("ran", self.name, 0, self.idea.replace("_", " ") or self.outcome, self.passed)
         if not self.passed:
             raise NotPassed(self, of)
@@ -114,7 +114,7 @@ class Verdict:
 
 
 class NotPassed(AssertionError):
-    """A check that the student's function has not passed yet. Its text is the whole verdict."""
+    """The student's function has not passed the check yet. The text is the whole verdict."""
 
     def __init__(self, verdict: Verdict, of: int) -> None:
         super().__init__(str(verdict))

@@ -2,7 +2,7 @@
 
     from course_lib.classroom import questions
     question = questions.load("Q4")
-    question.answer("b")            what comes of it on real ranks, in words and pictures
+    question.answer("b")            the outcome on real ranks, in words and pictures
     questions.load("Q4", seed=7)    the same with other numbers
 
 `classroom.widgets.cards` shows them with buttons. (Nothing but the standard library is imported before `load`.)
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def load(name: str, seed: int = 0) -> Question:
-    """A question of the course. seed: which numbers; 0 are those of the lesson.
+    """A question of the course. seed: of its numbers; 0 for those of the lesson.
 
     Raises ValueError for a name that no room asks for.
     """

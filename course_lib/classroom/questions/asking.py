@@ -1,4 +1,4 @@
-"""A page of prose and the runs behind it make a form.
+"""Forms, each made of a page of prose and the runs behind it.
 
     choice(experiments)        an experiment for each option of the page, by its name
     number(quantity, measure)  a number that is measured
@@ -7,8 +7,8 @@
     open_case(experiment)      words, and an experiment to compare them with
     prose(experiment)          a text, judged by the page's levels, and an experiment about it
 
-A run is called with the case, the numbers of the question; where there are none, with nothing. The page says what it
-found, in `## found` (`## found: NAME` for one option, or one outcome of an order). The fields there are those of
+A run is called with the case, the numbers of the question, or with nothing if there are none. The page says the
+result, in `## found` (`## found: NAME` for one option, or one outcome of an order). The fields there are those of
 `found`, in the words of `fields`: {idle:percent}, {sent:data_size}, {fits:it fits|it does not fit}.
 """
 
@@ -30,7 +30,7 @@ MakeForm = Callable[[Page, Any], Form]
 
 
 def choice(experiments: Mapping[str, Callable[..., Outcome]]) -> MakeForm:
-    """experiments: name of an option to what tries it. Their order is the page's."""
+    """Make a choice. experiments: the experiment of each option, by name; the page has their order."""
 
     def make(page: Page, case: Any) -> Choice:
         runs = {f"option: {name}": _told(page, name, _with(case, run)) for name, run in experiments.items()}
@@ -51,7 +51,7 @@ def number(
     slips: Callable[..., dict[str, float]] = lambda *case: {},
     tolerance: float = 0.01,
 ) -> MakeForm:
-    """slips: names of slips, with the factor by which such an answer is off.  tolerance: as in `Number`."""
+    """Make a number. slips: factors by which an answer may be off, by name.  tolerance: as in `Number`."""
 
     def make(page: Page, case: Any) -> Number:
         factors = {f"slip: {name}": factor for name, factor in _with(case, slips)().items()}
@@ -72,9 +72,9 @@ def ordering(execute: Callable[..., Outcome]) -> MakeForm:
 
 
 def plan(judge: Callable[..., Outcome], start: Callable[..., Plan] | None = None) -> MakeForm:
-    """judge: called with the case, which has a model, a cluster and a batch, and with the estimate of a plan for them.
+    """Make a plan. judge: called with the case (a model, a cluster and a batch) and with the estimate of a plan.
 
-    start: the plan that one begins with; by default replicas alone.
+    start: the first plan shown; by default replicas alone.
     """
 
     def make(page: Page, case: Any) -> PlanForm:
@@ -86,7 +86,7 @@ def plan(judge: Callable[..., Outcome], start: Callable[..., Plan] | None = None
 
 
 def open_case(experiment: Callable[..., Outcome]) -> MakeForm:
-    """An open case is answered in words."""
+    """Make an open case, which is answered in words."""
 
     def make(page: Page, case: Any) -> FreeText:
         texts, run = page.only("answer", "checklist"), _told(page, "", _with(case, experiment))
@@ -96,7 +96,7 @@ def open_case(experiment: Callable[..., Outcome]) -> MakeForm:
 
 
 def prose(experiment: Callable[..., Outcome]) -> MakeForm:
-    """A section of a longer text. experiment: is called with the case, and with what was written."""
+    """Make a section of a longer text. experiment: called with the case and with the text."""
 
     def make(page: Page, case: Any) -> FreeText:
         texts = page.only("levels", "checklist")

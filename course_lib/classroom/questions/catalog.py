@@ -10,7 +10,7 @@ from course_lib.classroom.questions.prose import Page, read
 
 @functools.cache
 def pages() -> dict[str, Page]:
-    """All pages by name, those of cases included, which are named like their rooms."""
+    """All pages by name. The page of a case is named like its room."""
     return read(*rooms.files("questions.md", "case.md"))
 
 

@@ -1,9 +1,9 @@
-"""Fields in a text, and the words for what they hold.
+"""Fields in a text, and the words for their values.
 
     {{bubble:percent}} of the time          a field of a lesson: a Python expression, and how its value is said
 
-A value is said in the words of `figures.axis` (`duration`, `percent`, `in_words`), as one of two by what is true
-(`it fits|it does not fit`), or as Python formats it (`,`, `.2f`, or nothing).
+A value is said in the words of `figures.axis` (`duration`, `percent`, `in_words`), as one of two texts for true and
+false (`it fits|it does not fit`), or as Python formats it (`,`, `.2f`, or nothing).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def fill(text: str, names: Mapping[str, object]) -> str:
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """A pattern that matches the text, whatever its fields were filled with."""
+    """A pattern that matches the text with any values in its fields."""
     return re.compile(".*?".join(map(re.escape, FIELD.split(text)[::2])), re.DOTALL)
 
 
@@ -46,7 +46,7 @@ def _value(field: re.Match[str], names: Mapping[str, object]) -> str:
 
 
 def _parts(field: str) -> tuple[CodeType, str]:
-    """The expression and how to say it, parted by the first colon that is not inside the expression."""
+    """The expression and its format, separated by the first colon that is not inside the expression."""
     for end in (*(colon.start() for colon in re.finditer(":", field)), len(field)):
         try:
             return compile(f"({field[:end]})", "<field>", "eval"), field[end + 1 :]

@@ -1,13 +1,13 @@
 """The ways to answer a question: choose, give a number, put in order, plan, write.
 
-Each form reads an answer (what a student typed, or what was kept in a file), puts it in words, and runs it. None of
-them holds a key: whether an answer is right is what the run says.
+Each form reads an answer (typed by a student, or kept in a file), puts it in words, and runs it. No form holds a key:
+the run says whether an answer is right.
 
-    read(given)    the answer in its one written form; ValueError, saying what would work, if it is none
+    read(given)    the answer in its one written form; ValueError, saying what would work, if it is no answer
     words(answer)  the answer in words
     run(answer)    an Outcome
     reveal()       the outcomes of all that can be run without an answer, for a room that has discussed it
-    why            what answers lead to, for where nothing can be run
+    why            the explanation of each answer, for pages that run nothing
     lines          the options or events, as they are shown
     example        an answer, to show how one is written
 """
@@ -29,7 +29,7 @@ from course_lib.planner.spec import PLANNED, RECOMPUTE, divisors
 
 @dataclass(frozen=True)
 class Option:
-    """One of several answers. run: its own experiment.  why: what the experiment shows, and what it means."""
+    """One of several answers. run: its experiment.  why: the meaning of what the experiment shows."""
 
     text: str
     run: Callable[[], Outcome]
@@ -79,8 +79,8 @@ class Choice:
 class Number:
     """A number with its unit.
 
-    measure: runs it and reads the number off.  why: how one could have known.  slips: ways to be off by a factor,
-        beside the usual ones with units.  tolerance: the share of the measured value by which an answer may differ.
+    measure: runs it and reads the number off.  why: how to find it.  slips: factors by which an answer may be off,
+        beside those of units.  tolerance: the share of the measured value by which an answer may differ.
     """
 
     quantity: units.Quantity
@@ -147,7 +147,7 @@ class Ordering:
         return replace(outcome, happened=happened, why=meaning or self.why)
 
     def reveal(self) -> list[tuple[str, Outcome]]:
-        """Return nothing: an order comes from the room."""
+        """Return no outcomes: the room finds the order."""
         return []
 
 
@@ -196,7 +196,7 @@ class FreeText:
 class PlanForm:
     """A plan for this model, cluster and batch, written as in `plan_text`.
 
-    judge: tries a plan.  why: what a right plan has understood.  start: the plan that one begins with.
+    judge: tries a plan.  why: the reasons for a right plan.  start: the first plan shown.
     """
 
     model: ModelSpec
@@ -245,11 +245,11 @@ class PlanForm:
         return replace(outcome, why="\n\n".join(filter(None, [outcome.why, self.why if outcome.right else ""])))
 
     def reveal(self) -> list[tuple[str, Outcome]]:
-        """Return nothing: a plan comes from the room."""
+        """Return no outcomes: the room finds the plan."""
         return []
 
     def estimate(self, plan: Plan) -> Estimate:
-        """Raises ValueError, saying what to change, for a plan that cannot exist here."""
+        """Estimate a plan. Raises ValueError, saying what to change, for a plan that is impossible here."""
         return estimate(self.model, self.cluster, plan, self.global_batch)
 
 

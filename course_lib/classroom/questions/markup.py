@@ -8,7 +8,7 @@ from html import escape
 
 
 def to_html(text: str) -> str:
-    """Blank lines separate paragraphs; one whose lines begin with "- " is a list."""
+    """The text as HTML. Blank lines separate paragraphs; one whose lines begin with "- " is a list."""
     parts = text.split("```")
     return "".join(_code(part) if number % 2 else _prose(part) for number, part in enumerate(parts))
 

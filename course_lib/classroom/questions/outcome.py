@@ -1,4 +1,4 @@
-"""The outcome of an answer when it was run, and how a student gets to see it."""
+"""The outcome of an answer that was run, and its display."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from math import nan
 from course_lib.classroom.questions.markup import inline, to_html, to_text
 from course_lib.figures import Picture
 
-RIGHT, WRONG, NEITHER = "#2e8b57", "#d98600", "#808080"  # colors of the bar beside a feedback; its words say the same
+RIGHT, WRONG, NEITHER = "#2e8b57", "#d98600", "#808080"  # of the bar beside a feedback, whose words say the same
 UNSHOWN = "(This run did not show it.)"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one answer when it was run.
+    """The outcome of one answer that was run.
 
-    right: as judged by the run; None where only the student can say.
-    happened: what the run showed; if it is empty, the question's page says it.
-    why: what that means.
+    right: as judged by the run; None if only the student can judge.
+    happened: the result of the run in words; if it is empty, the question's page says it.
+    why: its meaning.
     shown: whether the run showed what `why` claims.
-    found: what the page needs to say it.
-    measured: what a number is compared with, in the first unit of the question's quantity.
+    found: the values of fields of the page.
+    measured: the true number, in the first unit of the question's quantity.
     """
 
     right: bool | None
@@ -39,7 +39,7 @@ class Feedback:
     """The outcome of an answer, in words and pictures. Shows itself in a notebook.
 
     answer: in words.  remarks: further sentences, for instance that the answer could not be kept.
-    title: the heading where nothing was answered.
+    title: the heading if nothing was answered.
     """
 
     answer: str
@@ -80,4 +80,4 @@ class Feedback:
         style = f"border-left:4px solid {bar};padding-left:12px;line-height:1.4"
         said = f"<div style='max-width:46em'><p><b>{headline}</b></p>{words}</div>"
         shown = f"<div style='contain:inline-size;overflow-x:auto'>{''.join(pictures)}</div>" if pictures else ""
-        return f"<div style='{style}'>{said}{shown}</div>"  # where there is little room, pictures scroll, words do not
+        return f"<div style='{style}'>{said}{shown}</div>"  # on a narrow page, pictures scroll and words wrap

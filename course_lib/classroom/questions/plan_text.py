@@ -19,7 +19,7 @@ _EXAMPLE = "dp=2 tp=4 zero=1 recompute=full"
 
 
 def parse(text: str) -> Plan:
-    """Raises ValueError, saying what would work, for a text that is no plan."""
+    """Parse a plan. Raises ValueError, saying what would work, for a text that is no plan."""
     return Plan(**{name: _value(name, value.strip("'\"")) for name, value in pairs(text).items()})
 
 
@@ -41,7 +41,7 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def write(plan: Plan) -> str:
-    """The one written form of a plan: what `parse` reads, without what is as in `Plan()`."""
+    """The one written form of a plan, for `parse`, without the fields that are as in `Plan()`."""
     values = {name: getattr(plan, name) for name in DEFAULTS}
     said = {name: value for name, value in values.items() if name in ALWAYS or value != DEFAULTS[name]}
     return " ".join(f"{name}={_written(value)}" for name, value in said.items())

@@ -58,8 +58,8 @@ class Section(NamedTuple):
 class Page:
     """The prose of one question. file: where it stands; place: the file and the line of its heading, in words.
 
-    sections: by heading; that of the situation is "".  found: those that say what a run showed.
-    names: what their fields may use beside what was found.
+    sections: by heading; that of the situation is "".  found: the sections about the result of a run.
+    names: values that their fields may use, beside those of the run.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Page:
         return bool(self.text)
 
     def fill(self, fields: Mapping[str, object], **names: object) -> Page:
-        """The page with numbers in it. names: what else its fields may use.
+        """The page with its fields filled. names: more values that its fields may use.
 
         Raises ValueError for a field without a number and a number without a field.
         """
@@ -115,7 +115,7 @@ class Page:
 
 
 def read(*files: Path) -> dict[str, Page]:
-    """The pages of these files, by name. Raises ValueError, with file and line, for what cannot be read."""
+    """The pages of these files, by name. Raises ValueError, with file and line, for an unreadable one."""
     pages: dict[str, Page] = {}
     for page in (page for file in files for page in _pages(file)):
         if page.name in pages:

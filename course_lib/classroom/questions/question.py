@@ -1,7 +1,7 @@
 """A question: the text, the form of its answer, and the run of an answer.
 
-An answer goes two steps. First the student commits to it, and it is kept; then it is run, and the run says what comes
-of it. `answer` does both, `commit` and `run` are the steps of a card.
+An answer goes two steps. First the student commits to it, and it is kept; then it is run, and the run says whether it
+is right. `answer` does both, `commit` and `run` are the steps of a card.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from course_lib.classroom.questions.outcome import Feedback
 from course_lib.classroom.questions.prose import Page
 from course_lib.figures import axis
 
-POLL = "COURSE_POLL"  # if this environment variable is set, all questions are for a room
+POLL = "COURSE_POLL"  # the environment variable that makes all questions polls
 
 
 def is_for_a_room() -> bool:
-    """Whether questions are for a room, where nothing is decided and nothing kept."""
+    """Whether questions are polls for a room, where no answer is kept."""
     return bool(os.environ.get(POLL))
 
 
@@ -34,7 +34,7 @@ def is_for_a_room() -> bool:
 class Question:
     """One question with its numbers.
 
-    seed: which numbers; 0 are those of the lesson.  text: the situation, and what is asked.
+    seed: of the numbers; 0 for those of the lesson.  text: the situation and the question.
     varies: whether there are other numbers.
     """
 
@@ -49,9 +49,9 @@ class Question:
         return pages()[self.name]
 
     def answer(self, given: Any) -> Feedback:
-        """Keep the answer, run it, and say what came of it.
+        """Keep the answer, run it, and say what happened.
 
-        given: a letter, "12 MB", a list of events or a text, whatever the form asks for.
+        given: a letter, "12 MB", a list of events or a text, as the form asks.
 
         Raises ValueError, saying what would work, for something that is no answer to this question.
         """
@@ -70,7 +70,7 @@ class Question:
         return Feedback(self.form.words(answer), outcome, tuple(filter(None, [complaint])))
 
     def reveal(self) -> list[Feedback]:
-        """Run all that needs no answer, for a room that has discussed the question. Nothing is kept."""
+        """Run everything that needs no answer, for a room that has discussed the question; keep nothing."""
         return [Feedback(words, outcome) for words, outcome in self.form.reveal()]
 
     def latest(self) -> journal.Note | None:
@@ -86,7 +86,7 @@ class Question:
         return False
 
     def keep(self, what: str, answer: Any, right: bool | None = None) -> str:
-        """Keep a note; returns a sentence if that was not possible."""
+        """Keep a note; return a sentence if that was not possible."""
         try:
             journal.record(what, self.name, self.seed, answer, right)
         except OSError as error:
@@ -98,8 +98,8 @@ class Question:
 class Seeded:
     """A question for any numbers.
 
-    first: those of the lesson; None if there are none.  make_form: makes its form.  others: what a seed draws from.
-    fields: what numbers are in the fields of its page.
+    first: the numbers of the lesson; None if there are none.  make_form: makes its form.  others: a seed draws from
+        these.  fields: the values of fields of its page.
     """
 
     first: Any

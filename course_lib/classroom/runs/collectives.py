@@ -1,6 +1,6 @@
-"""Runs of collectives, chunk by chunk: what each message carried, and what each rank had at which time.
+"""Runs of collectives, chunk by chunk: the content of each message, and of each rank over time.
 
-Every number tells its piece and its rank: rank r begins with 256 p + 2 ** r in piece p. So a sum of k of them is
+Every number encodes its piece and its rank: rank r begins with 256 p + 2 ** r in piece p. So a sum of k of them is
 256 k p plus a bit for each rank in it, and the picture of a run is read off the numbers that were really sent.
 """
 
@@ -22,7 +22,7 @@ from course_lib.mechanisms import collectives
 from course_lib.ranks import Link, Pace, launch
 from course_lib.timeline import RECEIVING, Timeline
 
-RANKS = range(2, 9)  # at most 8: a bit of a byte for each
+RANKS = range(2, 9)  # at most 8: each has a bit of a byte
 PACE = Pace(link=Link(0.001, 8 / 0.001))  # a message takes 1 ms, and 1 ms for each piece in it
 # name: (the collective, whether a rank has a piece before it)
 WAYS = {
@@ -35,7 +35,7 @@ WAYS = {
 Pieces = dict[int, Members]
 
 
-def follow(way: str, ranks: int) -> tuple[Timeline, list[Sum]]:
+def run_collective(way: str, ranks: int) -> tuple[Timeline, list[Sum]]:
     """Run one of WAYS on real ranks over emulated links, on a tensor with one piece for each rank."""
     run = launch(_run, ranks, (way,), pace=PACE)
     timeline, sums = after_barrier(run.timeline), []
@@ -52,7 +52,7 @@ def follow(way: str, ranks: int) -> tuple[Timeline, list[Sum]]:
 
 
 def _run(rank: int, way: str) -> tuple[dict[int, list[Pieces]], list[Pieces]]:
-    """Run the collective. Returns what this rank sent to each peer, and what it had at first and after each receive."""
+    """Run the collective. Returns what this rank sent to each peer, and its content at first and after each receive."""
     collective, has = WAYS[way]
     size = dist.get_world_size()
     numbers = torch.tensor([256 * piece + 2**rank if has(rank, piece) else 0 for piece in range(size)])
@@ -63,7 +63,7 @@ def _run(rank: int, way: str) -> tuple[dict[int, list[Pieces]], list[Pieces]]:
 
 
 class _Record(TorchDispatchMode):
-    """A record of what a rank sends to each peer, and of what it has before each receive."""
+    """A record of what a rank sends to each peer, and of its content before each receive."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs of a model on several devices, layer after layer: any order of events becomes a program for real ranks.
+"""Runs of a model on several devices, layer by layer: any order of events becomes a program for real ranks.
 
 Each device, a rank, does its own events in the given order. An event waits for the message that it needs, and sends one
 to the device that needs its result; a message is a micro-batch's number.
@@ -6,7 +6,7 @@ to the device that needs its result; a message is a micro-batch's number.
     F1@0    forward of micro-batch 1 on device 0      needs F1 of the device before
     B1@0    backward of micro-batch 1 on device 0     needs B1 of the device after, and F1 of the same device
 
-Only the devices' time is emulated: an impossible order gets stuck for real.
+Only the time of devices is emulated: an impossible order really deadlocks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from course_lib.timeline import Timeline, compute
 
 SECONDS = {"forward": 0.03, "backward": 0.06}  # for one unit of work on one device
 WHOLE_BATCH = {"forward": 0.16, "backward": 0.32}  # seconds for the whole batch on one device
-ROUNDING = 1e-9  # of sums of times
+ROUNDING = 1e-9  # of sums of seconds
 KEPT = 1_000  # bytes that stand for the activations of a micro-batch
 
 
 class Grid(NamedTuple):
-    """So many devices in a row, so many micro-batches through all of them."""
+    """Numbers of devices in a row and of micro-batches that go through all of them."""
 
     devices: int
     micro_batches: int
@@ -90,7 +90,7 @@ def _run_events(rank: int, order: list[Action], work: float) -> None:
 
 
 def until_stuck(order: Sequence[Action], devices: int) -> list[Action]:
-    """The events of an order that are done before the devices wait for each other; all of them if they never do."""
+    """The events of an order that are done before the devices deadlock; all of them if they never do."""
     done: list[Action] = []
     with contextlib.suppress(ScheduleError):
         for _, event in in_order(Schedule([[one for one in order if one.stage == n] for n in range(devices)])):
@@ -106,18 +106,18 @@ def fill_and_drain(devices: int, micro_batches: int) -> list[Action]:
 
 
 def active(timeline: Timeline) -> float:
-    """How many devices are working at a time, on average."""
+    """The average number of devices that work at a time."""
     return (1 - timeline.idle_fraction()) * timeline.world_size
 
 
-def flow(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> Timeline:
-    """The same batch, in so many micro-batches, through the same layers."""
+def run_batch(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> Timeline:
+    """Run the same batch, cut into micro-batches, through the same layers."""
     pace = Pace({kind: seconds / micro_batches / stages_each for kind, seconds in WHOLE_BATCH.items()})
     return pipeline_step(SCHEDULES[name](devices * stages_each, micro_batches), pace)
 
 
 def perform(actions: Sequence[Action], n_stages: int, forward: float = 1, backward: float = 1) -> None:
-    """Run a rank's list on the emulated clock, with messages of one number, holding what a backward pass needs."""
+    """Run a rank's list on the emulated clock, with messages of one number, and hold what backward passes need."""
     held, sending, n = {}, [], dist.get_world_size()
     for op, stage, k in actions:
         source, to = (stage - 1, stage + 1) if op == "F" else (stage + 1, stage - 1)

@@ -1,4 +1,4 @@
-"""Training steps that explorers and questions run, for lessons to call by themselves as well."""
+"""Training steps that explorers, questions and lessons run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from course_lib.schedules import Schedule
 from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 
 TINY = 8  # width of a stage that stands for a larger one
-BUCKET = 0.4  # buckets of the model: three of them, as a large model fills several of 25 MiB
+BUCKET = 0.4  # buckets so small that there are three, as a large model fills several of 25 MiB
 
 
 def after_barrier(timeline: Timeline) -> Timeline:
@@ -37,14 +37,14 @@ def after_barrier(timeline: Timeline) -> Timeline:
             raise ValueError(f"rank {rank} met the others at no barrier; call dist.barrier() where the step begins")
         met = own[barriers[-1]].end
         for number, span in enumerate(own):
-            # A span without duration may have happened at the same moment before it.
+            # A span without duration at this moment may have come before the barrier.
             if span.end > met if span.kind in COMPUTE_KINDS else number > barriers[-1]:
                 spans.append(span)
     return replace(timeline, spans=spans)
 
 
 def held_up(timeline: Timeline) -> Timeline:
-    """The timeline without background transfers: what ranks computed, and what held them up."""
+    """The timeline without background transfers: computation, waits and exposed transfers."""
     return replace(timeline, spans=[span for span in timeline.spans if not span.background])
 
 
@@ -59,7 +59,7 @@ def training_step(
     """Train with data parallelism on real ranks; the timeline of one step.
 
     batch_size: samples of the whole minibatch. One sample is one unit of `work` for the pace.
-    repeat: on the real clock, the fastest of so many runs is taken: other programs can only slow one down.
+    repeat: on the real clock, take the fastest of so many runs: other programs can only slow a run down.
 
     Raises ValueError if there are fewer samples than ranks.
     """
@@ -92,7 +92,7 @@ def _met(minibatches: Iterable[Sequence[torch.Tensor]]) -> Iterator[Sequence[tor
 def pipeline_step(schedule: Schedule, pace: Pace, layers: Sequence[int] | None = None) -> Timeline:
     """One forward and backward pass of a pipeline on real ranks; its timeline.
 
-    layers: how many each stage has; one layer is one unit of `work` for the pace. None: one each.
+    layers: the number of layers of each stage; a layer is one unit of `work` for the pace. None: one each.
 
     Raises ValueError if that is not one number for each stage.
     """

@@ -1,4 +1,4 @@
-"""The training loop of lessons and questions, and what a training holds.
+"""The training loop of lessons and questions, and the bytes that a training holds.
 
     share of a minibatch  ->  forward, loss, backward  ->  combine over the ranks  ->  step  ->  clear  ->  next
 
@@ -27,7 +27,7 @@ from course_lib.ranks import Pace, launch
 from course_lib.timeline import compute
 
 TINY = GPTConfig(layers=1, hidden=8, heads=2)
-SMALL = GPTConfig(layers=1, hidden=32, heads=2)  # eight replicas of it train within a blink
+SMALL = GPTConfig(layers=1, hidden=32, heads=2)  # small enough for eight replicas to train in a blink
 
 
 def train(
@@ -50,7 +50,7 @@ def train(
         with compute("forward", work=len(inputs)):
             loss = loss_fn(_in_32_bits(model(inputs)), targets)
         losses.append(loss.item())
-        if not math.isfinite(losses[-1]):  # on all ranks in the same step, if their weights are equal
+        if not math.isfinite(losses[-1]):  # in the same step on all ranks, if their weights are equal
             break
         with compute("backward", work=len(inputs)):
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -84,7 +84,7 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
 
 
 def average_into(kept: Tensor, model: nn.Module, sums: torch.dtype, together: bool = True) -> None:
-    """Set the gradient of an optimizer's flat copy of all weights: the mean over the ranks, summed in this dtype.
+    """Set the gradient of an optimizer's flat copy of all weights to the mean over the ranks, summed in this dtype.
 
     together: if False, the gradient of this rank alone.
     """
@@ -107,9 +107,9 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 
 
 class RoundedWeights:
-    """An optimizer on the 16-bit weights themselves, with gradients and sums in 16 bits: no master weights.
+    """An optimizer without master weights: weights, gradients and sums all have 16 bits.
 
-    scaler: unscales and skips steps that overflow, but the unscaled gradients are rounded to 16 bits.
+    scaler: unscales, and skips steps that overflow; unscaled gradients are rounded to 16 bits.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ def train_layers(
     dtype: torch.dtype = torch.float32,
     pace: Pace | None = None,
 ) -> list[TrainingBytes]:
-    """The bytes of each device while it trains a model of so many layers, or its share of them, for two steps."""
+    """The bytes of each device during two training steps of a model with so many layers, or of its share of them."""
     return launch(_train_layers, devices, (layers, samples, is_split, dtype), pace=pace).results
 
 
@@ -164,7 +164,7 @@ def _train_layers(rank: int, layers: int, samples: int, is_split: bool, dtype: t
     blocks = TinyGPT(config, dtype=dtype).blocks[1 + first : 1 + last]
     inputs = torch.randn(samples, config.sequence, config.hidden, dtype=dtype)
     optimizer = torch.optim.AdamW(blocks.parameters())
-    clear = partial(optimizer.zero_grad, set_to_none=False)  # so that gradients are there when counted
+    clear = partial(optimizer.zero_grad, set_to_none=False)  # keeps the gradients, to be counted
     with Watch() as watch:
         train(blocks, 2 * [(inputs, inputs)], _mean_square, optimizer, clear=clear)
     weights = list(blocks.parameters())
@@ -173,5 +173,5 @@ def _train_layers(rank: int, layers: int, samples: int, is_split: bool, dtype: t
 
 
 def _mean_square(output: Tensor, targets: Tensor) -> Tensor:
-    """A loss that stands for all later layers."""
+    """The mean square, a loss that stands for all later layers."""
     return output.square().mean()

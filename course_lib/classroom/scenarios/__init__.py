@@ -1,5 +1,5 @@
-"""Cases in which one diagnoses and decides as engineers do, and sees the decision run.
+"""Cases in which students diagnose and decide as engineers do, and see their decision run.
 
-A case with a fault is a healthy job, what may be wrong with it, and what one may change: `jobs.faults`. A case that
-asks for a plan is a model, a cluster and what the plan must reach: `plans`. Each is a room of the course.
+A case with a fault has a healthy job, possible faults and possible changes: `jobs.faults`. A case that asks for a plan
+has a model, a cluster and targets: `plans`. Each is a room of the course.
 """

@@ -1,4 +1,4 @@
-"""The base of all cases: questions that a seed draws together, and a debrief that waits for the right answer."""
+"""The base of all cases: questions that share a seed, and a debrief that waits for the right answer."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class CaseQuestion:
         said = {field for section in page.sections.values() for _, field, _, _ in Formatter().parse(section.text)}
         page = page.fill({field: fact for field, fact in self.facts(about).items() if field in said})
         form = self.make_form(page, about)
-        return Question(name, seed, page.text, form, varies=False)  # else one card would change without the others
+        return Question(name, seed, page.text, form, varies=False)  # otherwise one card would change without the others
 
 
 def debrief(question: str, seed: int, until: str, tell: Callable[[], Feedback], anyway: bool) -> Feedback:
-    """Tell the debrief once the question was answered rightly, in a room, or `anyway`. until: what comes first."""
+    """Tell the debrief once the question was answered right, in a room, or `anyway`. until: the step before it."""
     if anyway or is_for_a_room() or questions.load(question, seed).was_right():
         return tell()
     return Feedback("", Outcome(None, f"First {until}."), title="There is no debrief yet.")

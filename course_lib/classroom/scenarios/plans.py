@@ -1,7 +1,7 @@
 """A case that asks for a plan: two tasks, the second one harder.
 
-What a student decides are four questions. None has a key: the planner tries every answer, and any plan will do that
-reaches the targets.
+A student answers four questions. None has a key: the planner tries every answer, and any plan that reaches the targets
+is right.
 
     NAME_limit     what holds it back?         each option is a change; which one helps most?
     NAME_plan      a first plan                does it reach the first targets?
@@ -30,7 +30,7 @@ from course_lib.planner import Estimate, Plan, estimate
 
 @dataclass(frozen=True)
 class Planning:
-    """A case. tasks: a first and a harder one, for each of its variants."""
+    """A case with a plan. tasks: a first and a harder one, for each of its variants."""
 
     name: str
     tasks: Sequence[tuple[PlanTask, PlanTask]]
@@ -77,7 +77,7 @@ class PlanCase:
         return Feedback("", Outcome(None, said, pictures=tuple(pictures)), title="What the planner says (modelled)")
 
     def compare(self) -> Outcome:
-        """The plan that was last decided on, beside what else one might have chosen."""
+        """The plan of the last answer, beside other plans."""
         note, task = journal.latest(f"{self.case.name}_better", self.seed), self.then
         mine = note and estimate(task.model, task.cluster, plan_text.parse(note.answer), task.batch)
         steps = {"your plan": mine} if mine else {}
@@ -88,7 +88,7 @@ class PlanCase:
         return Outcome(None, said, pictures=(step_time_by_part(steps, title="What there was to choose from"),))
 
     def debrief(self, anyway: bool = False) -> Feedback:
-        """The debrief: what the usual changes lead to, and where it has happened."""
+        """The debrief: the results of the usual changes, and published cases."""
         return debrief(
             f"{self.case.name}_better", self.seed, "find a plan that reaches all targets", self._told, anyway
         )
@@ -114,7 +114,7 @@ def _now(task: PlanTask) -> Plan:
 
 
 def _change(name: str, task: PlanTask) -> Outcome:
-    """Does this change help more than the others? First it has to fit, then it has to be fast."""
+    """Try whether a change helps more than the others: first the plan has to fit, then it has to be fast."""
     steps = {other: task.estimate(change) for other, change in task.changes.items()}
     gains = {other: (one.fits, one.tokens_per_second) for other, one in steps.items()}
     is_all_else = isinstance(task.changes[name], tuple) and task.changes[name][0]
@@ -129,7 +129,7 @@ def _change(name: str, task: PlanTask) -> Outcome:
 
 
 def _judge(task: PlanTask, one: Estimate) -> Outcome:
-    """Any plan that reaches the targets will do."""
+    """Judge a plan: any plan that reaches the targets is right."""
     said = f"Modelled:\n\n{bullets(target.of(one) for target in task.targets)}\n\n{one.interval}"
     if task.missed(one):
         memory = memory_by_part(devices(one), one.capacity, title="What each device of a pipeline holds")

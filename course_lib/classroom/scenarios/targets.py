@@ -1,6 +1,6 @@
 """A task for a plan: a model, a cluster, and targets to compare the planner's estimate with.
 
-Any plan that reaches them is right. Plans that the planner cannot tell apart from the best are as good.
+Any plan that reaches them is right. Plans that the planner cannot tell from the best are as good.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Estimate, Found, ModelSpec, estimate, explain, search
 from course_lib.planner.hardware import half_width
 
-_search = cache(search)  # both tasks of a case may be about the same plans
+_search = cache(search)  # both tasks of a case may search the same plans
 ALIKE = math.exp(half_width(stacks=1, measured=1))  # plans within this factor cannot be told apart
 Change = str | tuple[str, Cluster]
 
@@ -44,12 +44,12 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlanTask:
-    """words: the model.  now: the plan as it stands, as in `plan_text`.
+    """A task for a plan. words: the model.  now: the present plan, as in `plan_text`.
 
-    tokens: a second, at least.  within: the share of a device's memory that a plan may need.  bubble: the share of a
-    step that it may be.  waiting: of each link, the share of a step in which a device may wait for it.
-    changes: of the plan as it stands, or of that and the cluster.  turns: what people often do, by name.
-    old: what there was before a refresh.
+    tokens: the least per second.  within: the share of a device's memory that a plan may need.  bubble: the largest
+        share of a step.  waiting: for each link, the largest share of a step in which a device waits for it.
+    changes: of the present plan, or of the plan and the cluster.  turns: what people often do, by name.
+    old: the plan, or plan and cluster, before a refresh.
     """
 
     words: str
@@ -66,7 +66,7 @@ class PlanTask:
     old: Change | None = None
 
     def estimate(self, change: Change = "") -> Estimate:
-        """The estimate of the present plan, with this changed."""
+        """The estimate of the present plan with a change."""
         text, cluster = (change, self.cluster) if isinstance(change, str) else change
         said = plan_text.pairs(self.now) | (plan_text.pairs(text) if text else {})
         plan = plan_text.parse(" ".join(f"{name}={value}" for name, value in said.items()))
@@ -74,7 +74,7 @@ class PlanTask:
 
     @property
     def room(self) -> float:
-        """Bytes of a device that a plan may need."""
+        """The bytes of a device that a plan may need."""
         return self.within * self.cluster.spec.memory
 
     @property
@@ -93,7 +93,7 @@ class PlanTask:
         return [target.name for target in self.targets if not target.is_reached(one)]
 
     def loosen(self, one: Estimate) -> str:
-        """Sentences: what keeps a plan from its targets, and what would help."""
+        """Sentences about what keeps a plan from its targets, and what would help."""
         why = explain.why(self.model, one.plan, self.batch, one.memory, self.room, one.step_time.parts)
         missed = self.missed(one)
         lost = ["bubble"] if "bubble" in missed else []
@@ -113,7 +113,7 @@ class PlanTask:
         return Found([one for one in self.found if not self.missed(one)], self.within)
 
     def rank(self, one: Estimate) -> str:
-        """A plan that reaches its targets, beside the best that a search finds."""
+        """Compare a plan that reaches its targets with the best that a search finds."""
         best, seconds = self.reaching.best, one.step_time.total
         if seconds <= ALIKE * best.step_time.total:
             n = counted(len(self.reaching.tied), "plan")

@@ -1,8 +1,8 @@
 """Widgets to answer a question card with: options, a list to put in order, drop-down lists, a box for sentences,
 buttons.
 
-Like `Slider`, they are the browser's own elements, with their names, roles and keys. The element that has the focus
-carries `data-lm-suppress-shortcuts`, or JupyterLab would take a typed "d d" for "delete this cell".
+Like `Slider`, they are the browser's own elements, with their names, roles and keys. The element in focus carries
+`data-lm-suppress-shortcuts`, or JupyterLab would take a typed "d d" for "delete this cell".
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Labelled(anywidget.AnyWidget):
 class Answer(Labelled):
     """A control whose value a button takes when it is pressed.
 
-    Its value comes as a message. Of state changes the browser sends the first, and while the kernel is busy holds back
-    all but the last: a click on a button would overtake them.
+    Its value comes as a message: while the kernel is busy, the browser holds back state changes but the last, and a
+    click on a button would overtake them.
     """
 
     disabled = traitlets.Bool().tag(sync=True)
@@ -38,7 +38,7 @@ class Answer(Labelled):
         self.on_msg(lambda _, state, __: self.set_state(state))
 
 
-class Options(Answer):
+class ChoiceList(Answer):
     """Radio buttons, or with `several` check boxes. chosen: the numbers of those chosen."""
 
     _esm = HERE / "options.js"
@@ -56,9 +56,9 @@ class OrderList(Answer):
 
 
 class Fields(Answer):
-    """Drop-down lists, one for each name. texts: the values to choose from.  chosen: the present ones.
+    """Drop-down lists, one for each name. texts: the values to choose from.  chosen: the present values.
 
-    names: the label of each.  off: those that do not matter now.  said: a sentence below them.
+    names: the label of each.  off: the lists that do not matter now.  said: a sentence below them.
     """
 
     _esm = HERE / "fields.js"
@@ -70,7 +70,7 @@ class Fields(Answer):
 
 
 class Sentences(Answer):
-    """A box for sentences. value: its text, at the latest a second after it was typed."""
+    """A box for sentences. value: its text, updated within a second of typing."""
 
     _esm = HERE / "sentences.js"
     value = traitlets.Unicode().tag(sync=True)

@@ -1,16 +1,16 @@
-"""A question with buttons: decide, run it, look, try another answer, ask for other numbers.
+"""A question with buttons: decide, run the answer, look, try another answer, ask for other numbers.
 
     from course_lib.classroom.widgets.cards import Card
     Card("Q4")
-    Card("Q4", poll=True)     for a room: nothing is decided and nothing kept; one button runs every answer
+    Card("Q4", poll=True)     for a room: no answer is kept; one button runs every answer
 
     What does each worker get?
     ( ) a  all 512 samples, and an eighth of the model
-    (o) b  64 samples, and the whole model               decide  ->  run it  ->  what came of it, in words and pictures
+    (o) b  64 samples, and the whole model               decide  ->  run it  ->  the outcome, in words and pictures
     [Commit to this answer]                                 ^                          |
                                                             |____ try another answer __|
 
-What was decided is in the student's file before it is run, and there again when the notebook is opened anew.
+The decision is in the student's file before it is run, and shown again when the notebook is opened again.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ IN_A_PLAN = {  # labels of the fields to decide
 
 
 class Field(NamedTuple):
-    """A place to give an answer. holds: the widget's trait that has it, in the widget's form.
+    """An input for an answer. holds: the widget's trait with the answer, in the widget's form.
 
-    read, write: convert it to an answer, None before there is one; and back.
+    read, write: convert it to an answer (None before there is one), and back.
     """
 
     widget: Any
@@ -73,7 +73,7 @@ class Field(NamedTuple):
 
 
 def choice_field(form: Choice) -> Field:
-    options = answers.Options(label="Choose one:", texts=form.lines)
+    options = answers.ChoiceList(label="Choose one:", texts=form.lines)
     letter_of, number_of = form.letters.__getitem__, form.letters.index
     return Field(options, "chosen", lambda chosen: letter_of(*chosen) if chosen else None, lambda one: [number_of(one)])
 
@@ -84,7 +84,7 @@ def order_field(form: Ordering) -> Field:
 
 
 def plan_field(form: PlanForm) -> Field:
-    """A drop-down list for each field to decide. Other fields of an answer, from a cell of code, stay in it."""
+    """A drop-down list for each field to decide. Other fields of an answer, from a code cell, are kept."""
     lists = answers.Fields(label="Your plan:", names=IN_A_PLAN, texts=form.choices)
     lists.observe(lambda change: _describe_plan(form, change.owner), "chosen")
     field = Field(lists, "chosen", _plan_written, _plan_in_lists)
@@ -104,7 +104,7 @@ def _plan_in_lists(answer: str) -> dict[str, str]:
 
 
 def _describe_plan(form: PlanForm, lists: answers.Fields) -> None:
-    """Whether such a plan is possible; not its cost."""
+    """Say whether such a plan is possible, but not its cost."""
     lists.off = ["virtual_stages"] * (lists.chosen["schedule"] != "interleaved_1f1b")
     try:
         plan = plan_text.parse(form.read(_plan_written(lists.chosen)))
@@ -115,7 +115,7 @@ def _describe_plan(form: PlanForm, lists: answers.Fields) -> None:
 
 
 def number_field(form: Number) -> Field:
-    """A line for a number with its unit."""
+    """An input for a number with its unit."""
     hint = f"with its unit, for instance {form.quantity.example}"
     line = widgets.Text(description="Your answer:", placeholder=hint, continuous_update=False)
     line.layout, line.style.description_width = {"width": "30em", "max_width": "100%"}, "initial"
@@ -141,10 +141,10 @@ FOR_A_ROOM = Ordering, PlanForm  # the name of an answer before anything can be 
 
 
 class Card:
-    """A question as a widget, with its controls; where widgets do not run, as text that says how to answer.
+    """A question as a widget, with its controls; without widgets, as text that says how to answer.
 
     name, seed: as for `questions.load`.
-    poll: for a room that discusses the question; by default if the environment variable COURSE_POLL is set.
+    poll: for a room that discusses the question; by default, whether the environment variable COURSE_POLL is set.
 
     Raises ValueError for a name that is not in the catalog.
     """
@@ -163,7 +163,7 @@ class Card:
         self._ask(questions.load(name, seed))
 
     def _ask(self, question: Question) -> None:
-        self.question, self._known = question, {""}  # texts that were seen here
+        self.question, self._known = question, {""}  # texts that were shown here
         has_field = not self.poll or isinstance(question.form, FOR_A_ROOM)
         self.field: Any = FIELDS[type(question.form)](question.form) if has_field else None
         self.text.value = _wrap(_heading(question) + to_html(question.text) + ("" if self.field else _listed(question)))
@@ -191,7 +191,7 @@ class Card:
             words = {True: "It was right.", False: "It was not the one.", None: ""}[note.right]
             self._say(f"Your answer of {note.when[:10]}. {words} {before}")
 
-    # What the buttons do
+    # Actions of the buttons
 
     def _press(self) -> None:
         actions = {DECIDE: self._commit, RUN: self._reveal if self.poll else self._run}
@@ -204,9 +204,9 @@ class Card:
         self._committed(self.question.commit(self.field.answer))
 
     def _changed(self) -> None:
-        """Keep a growing text. A change that was made before a click but arrives after it belongs to that click.
+        """Keep a growing text. A change made before a click that arrives after it belongs to that click.
 
-        While the kernel is busy, the browser holds back what is typed, but not the click that follows.
+        While the kernel is busy, the browser holds back typed text, but not the click that follows.
         """
         if isinstance(self.question.form, FreeText):
             self._draft(self.field.widget.value)
@@ -232,14 +232,14 @@ class Card:
 
     def _run(self) -> None:
         (found,) = self._timed(lambda: [self.question.run(self._answer)])
-        if isinstance(self.question.form, FreeText):  # its points are boxes to tick
+        if isinstance(self.question.form, FreeText):  # its points have check boxes
             found = replace(found, outcome=replace(found.outcome, why=self.question.form.compared))
             self._offer_checklist(self.question.form)
         self._show([found])
         self._go(AGAIN)
 
     def _reveal(self) -> None:
-        """Run for a room all that needs no answer, or the order or plan that the room has found."""
+        """Run, for a room, everything that needs no answer, or the order or plan that the room has found."""
         self._show(self._timed(self.question.reveal if self.field is None else self._run_the_room_s_answer))
         self._go(HIDE)
 
@@ -249,7 +249,7 @@ class Card:
         return [Feedback(form.words(answer), form.run(answer))]
 
     def _timed(self, run: Callable[[], list[Feedback]]) -> list[Feedback]:
-        """Say that a run is on, and, if it has run before, how much longer it takes."""
+        """Show that a run is in progress and, if it has run before, how much longer it takes."""
         self._say("")
         where = "Calculating it" if isinstance(self.question.form, PlanForm) else "Running it on real ranks"
         start = time.monotonic()
@@ -271,7 +271,7 @@ class Card:
         self._ask(questions.load(self.question.name, self.question.seed + 1))
 
     def _go(self, step: str) -> None:
-        """The step that the main button stands for now."""
+        """Take the present step of the main button."""
         self._step = self.main.label = step
         self.main.leads_on = step == DECIDE  # a result must not vanish because a key was pressed twice
         self.other.label = OTHER if self.question.varies and step in (DECIDE, AGAIN) else ""
@@ -279,21 +279,21 @@ class Card:
         parts = [self.text, field, self._buttons, self.running, self.status, self.feedback, self.checklist]
         self._box.children = [part for part in parts if part is not None]
 
-    # What is seen
+    # Display
 
     def _show(self, found: list[Feedback]) -> None:
         parts = (feedback.inline(f"{self._key}-{number}") for number, feedback in enumerate(found))
         self.feedback.value = "".join(f"<div role='group' aria-label='What came of it'>{part}</div>" for part in parts)
 
     def _offer_checklist(self, form: FreeText) -> None:
-        self.checklist = answers.Options(label="Tick what your answer says:", texts=form.checklist, several=True)
+        self.checklist = answers.ChoiceList(label="Tick what your answer says:", texts=form.checklist, several=True)
         self.checklist.observe(lambda change: self.question.keep("checked", change["new"]), "chosen")
 
     def _say(self, text: str, role: str = "status") -> None:
         self.status.value = said(text, role)
 
     def _try(self, action: Callable[[], None]) -> None:
-        """Run an action; an error is shown in the card, and its buttons go on working."""
+        """Run an action; show its error in the card, whose buttons go on working."""
         problem = attempt(action)
         if isinstance(problem, ValueError):
             self._say(str(problem), "alert")
@@ -305,7 +305,7 @@ class Card:
 
 
 def stored(question: Question, poll: bool) -> dict[str, str]:
-    """The card where no widget runs: the question, how to answer it, and, folded away, the explanations."""
+    """The card without widgets: the question, how to answer it, and, folded, the explanations."""
     numbers = f", {question.seed}" if question.seed else ""
     how = f'Card("{question.name}"{numbers}).question.answer("{question.form.example}")'
     text = [
@@ -326,7 +326,7 @@ def _heading(question: Question) -> str:
 
 
 def _listed(question: Question) -> str:
-    """Options or events as a list, where no control shows them."""
+    """Options or events as a list, if no control shows them."""
     items = "".join(f"<li>{inline(line)}</li>" for line in question.form.lines)
     return f"<ul style='list-style:none;padding-left:1em'>{items}</ul>" if items else ""
 

@@ -1,7 +1,7 @@
-"""A slider and a switch that say their names and values to everyone.
+"""A slider and a switch with names and values that screen readers can read.
 
-The sliders of ipywidgets have no name for a screen reader, which also reads the number of an option in place of
-the option. These are the browser's own: label, value in words and keys are there without any code.
+The sliders of ipywidgets have no name for a screen reader, which also reads the number of an option instead of the
+option. These are the browser's own: label, value in words and keys work without code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Control(Labelled):
 
 
 class Slider(Control):
-    """A slider over some options. Dragging changes `value` only when it is released.
+    """A slider over some options. Dragging changes `value` only at its release.
 
     options: at least one value.  texts: how each is written; by default `str`.
 

@@ -2,9 +2,8 @@
 
     Explorer([slider, slider], look)     look(*values) runs or calculates something at the controls' values
 
-It yields a View, and where there is more to find out (the other points of a curve), further ones. A move of a control
-shows the first at once; the others follow, one at a time, when there was no further move for a moment, so that a new
-move never waits for long.
+It yields a View, and more if there is more to find out (other points of a curve). A move of a control shows the first
+at once; the others follow, one at a time, once there was no move for a moment, so that a new move never waits long.
 All of it happens in the kernel's main thread, between its messages: of the moves made meanwhile, the browser holds back
 all but the last. Anything that takes longer than a blink shows the time left, and can be stopped.
 """
@@ -32,7 +31,7 @@ from course_lib.figures.svg import scaled
 from course_lib.ranks import fenced
 from course_lib.timeline import Timeline
 
-PAUSE = 0.6  # seconds without a move before further views are made
+PAUSE = 0.6  # seconds without a move before more views are made
 BREATH = 0.05  # seconds in which a move can come between two views
 HALF = WIDTH // 2 - 5  # pixels
 EXACTLY = "exactly as predicted"
@@ -59,7 +58,7 @@ def beside_pinned(seconds: float, pinned: float) -> str:
 class View(NamedTuple):
     """The view of one setting: sentences under the controls, and pictures beside them and below.
 
-    left: how many more views are to come.
+    left: the number of views to come.
     """
 
     sentences: str
@@ -80,7 +79,7 @@ class Runs(dict[Any, Any]):
         return self[setting]
 
     def one_by_one(self, settings: Sequence[Any]) -> Iterator[int]:
-        """Run the missing settings, each when the next is asked for; yields how many are left."""
+        """Run the missing settings, one for each step of the iteration; yield how many are left."""
         while missing := [setting for setting in settings if setting not in self]:
             yield len(missing)
             self[missing[0]] = missing[0].run()
@@ -88,26 +87,26 @@ class Runs(dict[Any, Any]):
 
 
 class Explorer:
-    """An explorer as a widget, with its controls; where widgets do not run, as its first pictures.
+    """An explorer as a widget, with its controls; without widgets, as its first pictures.
 
     controls: each has a `label` and a `value`.
-    look: called with these values, yields ever more complete views.
+    look: called with these values; yields ever more complete views.
     heights: pixels reserved for the part above, and for the picture below, so that nothing moves when they grow.
 
-    An error is shown in place of the sentences, and the next move works. Where a picture shows a timeline, a button
-    plays it, until the next move, and another one pins it, to be compared with later ones.
+    An error is shown in place of the sentences, and the next move works. If a picture shows a timeline, a button plays
+    it, until the next move, and another one pins it, to be compared with later ones.
     """
 
     def __init__(
         self, controls: Sequence[Any], look: Callable[..., Iterable[View]], heights: tuple[int, int] = (0, 0)
     ) -> None:
         self.controls, self._look = list(controls), look
-        self._views: Iterator[View] = iter(())  # views that are still to come
+        self._views: Iterator[View] = iter(())  # views to come
         self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
         self._places = self.beside, self.below
         self.running, self._stage = Running(), widgets.VBox()
         self.play, self.pin = Button(self._open_player), Button(self._pin_or_unpin)
-        self._pinned: tuple[Timeline, str] | None = None  # and their setting
+        self._pinned: tuple[Timeline, str] | None = None  # their setting
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
         self._seconds = {"first": 0.0, "next": 0.0}  # seconds that the last such view took
@@ -123,9 +122,9 @@ class Explorer:
         self.running.observe(lambda _: self.stop(), "stopped")
 
     def move(self, when: float = 0.0) -> None:
-        """Show the view at the controls' values, and plan the further ones.
+        """Show the view at the controls' values, and plan the next ones.
 
-        when: on the clock of `running.stopped`. A move that the browser kept back until after Stop is taken back.
+        when: on the clock of `running.stopped`. A move that the browser held back until after Stop is undone.
         """
         if self._is_back:
             return
@@ -145,7 +144,7 @@ class Explorer:
 
     def stop(self) -> None:
         """Stop until the next move. The last view stays, and the controls go back to its setting."""
-        # The button also sends an interrupt, which may come only now and has nothing left to stop.
+        # The button also sends an interrupt, which may come late and have nothing left to stop.
         with contextlib.suppress(KeyboardInterrupt), fenced(always=True):
             if self._timer is not None:
                 self._timer.cancel()
@@ -162,7 +161,7 @@ class Explorer:
         self._stage.children = [Player(self._timelines[0])]
 
     def _pin_or_unpin(self) -> None:
-        """Keep the first run in the pictures, to compare others with; or forget it."""
+        """Pin the first run in the pictures, to compare others with it; or unpin it."""
         setting = ", ".join(in_words(control) for control in self.controls)
         self._pinned = None if self._pinned else (self._timelines[0], setting)
         self._close_player()
@@ -187,11 +186,11 @@ class Explorer:
         self._look_further("first")
 
     def _all_views(self) -> Iterator[View]:
-        """The views of `look`, which runs when the first one is asked for."""
+        """The views of `look`, which runs with the first one."""
         yield from self._look(*[control.value for control in self.controls])
 
     def _look_further(self, which: str = "next") -> bool:
-        """Make the next view; returns whether there was one."""
+        """Make the next view; return whether there was one."""
         start = time.monotonic()
         view = next(self._views, None)
         if view:
@@ -213,7 +212,7 @@ class Explorer:
             self.running.begin(f"{self.view.left} more to run", self.view.left * self._seconds["next"])
 
     def _plan(self, seconds: float) -> None:
-        """Continue after some seconds, where there is an event loop; a plain script has none."""
+        """Continue after some seconds, if there is an event loop (a plain script has none)."""
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -223,7 +222,7 @@ class Explorer:
         self._timer = loop.call_later(seconds, self._try, self._continue)
 
     def _try(self, action: Callable[[], object]) -> bool:
-        """Run an action; returns whether it went well, and shows the error if not."""
+        """Run an action and show its error; return whether there was none."""
         problem = attempt(action)
         if isinstance(problem, KeyboardInterrupt):
             self.stop()
@@ -244,19 +243,19 @@ class Explorer:
         self.play.label = "Play" if self._timelines else ""
         self.pin.label = self.play.label and ("Unpin" if self._pinned else "Pin")
         for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=True)):
-            # Always the same ids, so that a picture that did not change is not sent again.
+            # The same ids each time, so that an unchanged picture is not sent again.
             place.value = f"<div style='line-height:1.4'>{picture.inline(f'{self._key}-{number}')}</div>"
 
     def _with_pinned(self, view: View, pinned: Timeline, setting: str) -> View:
-        """The view with the pinned run, and how much longer or shorter this one is."""
+        """The view with the pinned run beside it, and a sentence that compares their times."""
         difference = beside_pinned(self._timelines[0].makespan, pinned.makespan)
         beside, below = (one.beside(pinned) if one.beside else one for one in view.pictures)
         return View(f"{view.sentences} {difference} ({setting}).", beside, below)
 
     def _arrange(self, above: int, below: int) -> Any:
-        self.play.layout.order = self.pin.layout.order = "-1"  # seen first, but a key comes to Stop before
+        self.play.layout.order = self.pin.layout.order = "-1"  # shown first, though Stop comes first with the Tab key
         left = widgets.VBox([*self.controls, widgets.HBox([self.running, self.play, self.pin]), self.sentences])
-        left.layout = {"width": scaled(WIDTH - HALF - 4), "max_width": "100%"}  # 4: the margins of what is beside it
+        left.layout = {"width": scaled(WIDTH - HALF - 4), "max_width": "100%"}  # 4: the margins beside it
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
         self.below.layout.min_height = scaled(below)
@@ -266,7 +265,7 @@ class Explorer:
         return box.add_class("course-live")
 
     def _picture(self) -> dict[str, str]:
-        """The explorer where no widget runs."""
+        """The explorer without widgets."""
         if self.view is None:
             return {"text/plain": "", "text/html": self.sentences.value}
         names = ", ".join(control.label for control in self.controls)

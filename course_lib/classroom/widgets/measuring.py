@@ -21,7 +21,7 @@ from course_lib.figures.axis import counted
 
 
 class Measuring:
-    """The instruments as a widget; where widgets do not run, as a list of them that says how to call one."""
+    """The instruments as a widget; without widgets, as a list that says how to call one."""
 
     def __init__(self, variant: Incident) -> None:
         self.variant, self._key = variant, f"measuring-{secrets.token_hex(4)}"

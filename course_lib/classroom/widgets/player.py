@@ -1,6 +1,6 @@
 """A timeline that can be played: a cursor moves over its picture, and messages fly from rank to rank.
 
-    rank 0  |forward 0|forward 1|...      [##  ] 2     what it holds at the cursor
+    rank 0  |forward 0|forward 1|...      [##  ] 2     micro-batches held
                        \\
                         o   a message on its way
                          \\
@@ -9,7 +9,7 @@
     [Play] ----------o--------------  Light up [micro-batch 1]
     At 0.13 s  rank 0: forward, micro-batch 1   rank 1: wait, recv, with rank 0
 
-The picture is that of `gantt`. What moves lies over it, in the browser alone (player.js), at the places of the bars.
+The picture is that of `gantt`. Moving things lie over it, in the browser alone (player.js), at the places of the bars.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import anywidget
 import traitlets
 
 from course_lib.classroom.widgets.running import KEYS, beside_this, shown
-from course_lib.figures import gantt, held
+from course_lib.figures import gantt, held_activations
 from course_lib.figures.axis import TIMES, unit_of
 from course_lib.figures.lanes import PlacedSpan
 from course_lib.figures.picture import Picture
@@ -29,14 +29,14 @@ from course_lib.figures.words import activity
 from course_lib.timeline import RECEIVING, Timeline
 
 WIDTH = 840  # pixels: fits a page of 1280 beside the list of files
-BESIDE = 130  # pixels: room for what ranks hold
+BESIDE = 130  # pixels: for the micro-batches that ranks hold
 STILL = "<p><i>Run this cell to play it.</i></p>"
 
 
 class Player(anywidget.AnyWidget):
-    """A player as a widget; where widgets do not run, the still picture.
+    """A player as a widget; without widgets, the still picture.
 
-    picture: the still picture below, as HTML.  places: the things that the script lays over it, with their positions.
+    picture: the still picture below, as HTML.  places: the positions of everything that the script lays over it.
     """
 
     _esm = KEYS + beside_this("player.js")
@@ -45,7 +45,7 @@ class Player(anywidget.AnyWidget):
     places = traitlets.Dict().tag(sync=True)
 
     def __init__(self, timeline: Timeline, title: str | None = None) -> None:
-        is_held = any(one.most for one in held(timeline))
+        is_held = any(one.most for one in held_activations(timeline))
         still = gantt(timeline, width=WIDTH - BESIDE * is_held, title=title)
         super().__init__(picture=still.inline(), places=places(still))
         self._still = still
@@ -61,6 +61,7 @@ def places(picture: Picture) -> dict[str, Any]:
     """The rows, bars and messages of a picture's first timeline, with their positions in pixels."""
     (panel, *_) = picture.timelines
     timeline, scale = panel.timeline, panel.scale
+    held = held_activations(timeline)
     unit, name = unit_of(timeline.makespan, TIMES)
     return {
         "left": scale.left,
@@ -71,7 +72,7 @@ def places(picture: Picture) -> dict[str, Any]:
         "row": panel.lanes._asdict(),
         "beside": BESIDE,
         "bars": [_bar(bar) for bar in panel.bars()],
-        "held": [[[scale.left + scale.pixels(when), count] for when, count in one.steps] for one in held(timeline)],
+        "held": [[[scale.left + scale.pixels(when), count] for when, count in one.steps] for one in held],
     }
 
 
@@ -79,7 +80,7 @@ def _bar(bar: PlacedSpan) -> dict[str, Any]:
     span = bar.span
     place = {"x": bar.x, "y": bar.y, "width": bar.width, "height": bar.height}
     said = {"rank": span.rank, "does": activity(span), "kind": span.kind, "peer": span.peer, "bytes": span.bytes}
-    # A message is drawn as its receiver saw it: its sender is done once it has left.
+    # A message is drawn with its receiver's times: the sender is done once it has left.
     is_message = span.kind == "transfer" and span.peer is not None and span.name in RECEIVING
     part = {"microBatch": span.micro_batch, "stage": span.stage, "isMessage": is_message}
     return {**place, **said, **part, "isBackground": span.background}

@@ -1,10 +1,10 @@
-"""A line that says what is running and how much longer it takes, with a button that stops it.
+"""A line with the current run, its time left, and a button that stops it.
 
     [=====------] 3 more to run, about 4 s left   [Stop]
 
-It appears only when something has been running for a moment, so that what takes no longer than a blink does not
-flicker. While a run holds the kernel, nothing gets through to it but an interrupt; so in JupyterLab the button sends
-one. Between two runs, where nobody minds an interrupt, the click itself arrives: `stopped` changes.
+It appears only after a moment, so that short runs do not flicker. A run that holds the kernel can be reached by an
+interrupt only; so in JupyterLab the button sends one. Between two runs, where an interrupt does nothing, the click
+itself arrives: `stopped` changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEYS = beside_this("keys.js")
 class Running(anywidget.AnyWidget):
     """A progress line. words: what is running; "" when nothing is.  seconds: time left; 0 if unknown.
 
-    stopped: when Stop was pressed last, in milliseconds on the browser's clock.
+    stopped: the time of the last press of Stop, in milliseconds on the browser's clock.
     """
 
     _esm = KEYS + beside_this("running.js")
@@ -51,13 +51,13 @@ class Running(anywidget.AnyWidget):
 
 
 def shown(live: dict[str, Any], stored: Mapping[str, str]) -> dict[str, Any]:
-    """The output of a cell: the view of a widget, and the stored form for when its process has ended."""
+    """The output of a cell: the view of a widget, and the stored form, shown once its process has ended."""
     live["application/vnd.jupyter.widget-view+json"]["process"] = os.getpid()  # see jupyter_server_config.py
     return {**live, **stored}
 
 
 def attempt(action: Callable[[], object]) -> BaseException | None:
-    """Run an action; returns the error, or the interrupt of Stop, which kernels ignore between their cells."""
+    """Run an action; return its error, or the interrupt of Stop, which kernels ignore between cells."""
     try:
         with fenced(always=True) as interrupt, interrupt.open("Stopped."):
             action()
@@ -67,7 +67,7 @@ def attempt(action: Callable[[], object]) -> BaseException | None:
 
 
 def explained(problem: BaseException, again: str) -> str:
-    """A problem in words. again: what to do to try again."""
+    """A problem in words. again: the way to try again."""
     if isinstance(problem, KeyboardInterrupt):
         return f"Stopped. {again}"
     reason = problem.message if isinstance(problem, RunError) else f"{type(problem).__name__}: {problem}"

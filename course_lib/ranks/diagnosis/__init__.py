@@ -1,1 +1,1 @@
-"""From what the ranks noted to one plain sentence: what went wrong, and at whose line."""
+"""The diagnosis of a run: one plain sentence about what went wrong, and at which line, from what the ranks noted."""

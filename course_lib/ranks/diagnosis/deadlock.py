@@ -1,13 +1,12 @@
-"""Who waits for whom, and why: from the board to one plain sentence.
+"""The diagnosis of a deadlock: one plain sentence about who waits for whom, and why, from the board.
 
-A rank that is blocked waits for the ranks that have not begun their side of its operation. It is stuck if none of its
-threads can go on, and each operation that would let one go on waits for a rank that is stuck or has ended. Where the
-arrows
+A blocked rank waits for the ranks that have not begun their side of its operation. It is stuck if none of its threads
+can go on, and each operation that would let one go on waits for a rank that is stuck or has ended. Where the arrows
 
     rank 0  --waits to receive from-->  rank 1  --waits to receive from-->  rank 0
 
-close a circle, the circle is what is wrong; otherwise it is that a rank has ended where they do. Only a receive from
-any rank could still end as long as one of the others can go on.
+form a cycle, the cycle is the error; otherwise the error is that the rank at their end has ended. Only a receive from
+any source can still end as long as one other rank can go on.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ def missing(op: Operation, rank: int, statuses: list[RankStatus]) -> list[int]:
 
 
 def _unreceived(op: Operation, status: RankStatus, other: RankStatus) -> bool:
-    """Whether the other one sends something that `op` can take: its send may have ended before the receive does."""
+    """Whether another rank sends a message that `op` can receive: a send may end before its receive does."""
     sends = [o for o in other.operations if o.is_send and belong(op, status.rank, o, other.rank)]
     received = {mine.meeting(status.rank) for mine in status.operations}
     return any(not o.ended or (o.ended > op.posted and o.meeting(other.rank) not in received) for o in sends)
 
 
 def explain_deadlock(statuses: list[RankStatus], still: list[int]) -> Deadlock | None:
-    """Why some rank can never move again; None if all still might.
+    """Explain why some rank can never move again; None if every rank still might.
 
-    still: the ranks that have not moved for a while; only of these is a deadlock believed.
+    still: the ranks that have not moved for a while; only these can be in a deadlock.
     """
     stuck = _find_stuck(statuses, still)
     waits = {rank: missing(op, rank, statuses) for rank, op in stuck.items()}
@@ -53,7 +52,7 @@ def explain_deadlock(statuses: list[RankStatus], still: list[int]) -> Deadlock |
 
 
 def _find_stuck(statuses: list[RankStatus], still: list[int]) -> dict[int, Operation]:
-    """The ranks that cannot go on, whatever those do that still can, each with an operation that it is blocked in."""
+    """The ranks that cannot go on, whatever the other ranks do, each with an operation in which it is blocked."""
     stuck = {
         status.rank: status.blocked_in
         for status in statuses
@@ -69,7 +68,7 @@ def _find_stuck(statuses: list[RankStatus], still: list[int]) -> dict[int, Opera
 
 
 def _may_end(op: Operation, rank: int, statuses: list[RankStatus], free: set[int]) -> bool:
-    """Whether an operation may end as long as some ranks are free to do something."""
+    """Whether an operation may end while these ranks are free to go on."""
     others = missing(op, rank, statuses)
     if op.name == "recv_any_source":
         return not others or not free.isdisjoint(others)
@@ -77,7 +76,7 @@ def _may_end(op: Operation, rank: int, statuses: list[RankStatus], free: set[int
 
 
 def _explain_cycle(calls: dict[int, Operation], statuses: list[RankStatus]) -> Deadlock:
-    """Why nobody moves: each rank waits in its call for the next one, and the last for the first."""
+    """Explain a cycle: each rank waits in its call for the next rank, and the last one for the first."""
     cycle = list(calls)
     phrases = [_wait_phrase(rank, calls[rank], other) for rank, other in zip(cycle, cycle[1:] + cycle[:1], strict=True)]
     advice = _cycle_advice(calls, statuses)
@@ -94,11 +93,11 @@ def _group_of(op: Operation, world_size: int) -> str:
 
 
 def _find_cycle(waits: dict[int, list[int]]) -> list[int]:
-    """Ranks that wait for each other in a circle, lowest first; empty if there is none."""
+    """The ranks of a cycle, each waiting for the next, lowest first; empty if there is no cycle."""
     try:
         graphlib.TopologicalSorter(waits).prepare()
     except graphlib.CycleError as error:
-        circle = error.args[1][:0:-1]  # in which each waited for the one before it
+        circle = error.args[1][:0:-1]  # each waited for the one before it
         lowest = circle.index(min(circle))
         return circle[lowest:] + circle[:lowest]
     return []
@@ -123,7 +122,7 @@ def _cycle_advice(calls: dict[int, Operation], statuses: list[RankStatus]) -> st
 
 
 def _what_came_instead(rank: int, op: Operation, statuses: list[RankStatus]) -> str:
-    """A sentence on what the other rank sent instead: another tag, or fewer messages; "" if nothing."""
+    """A sentence about what the other rank sent instead: another tag, or fewer messages; "" if it sent nothing."""
     if not op.is_message or op.is_send or op.peer < 0:
         return ""
     sent = [o for o in statuses[op.peer].operations if o.is_send and (o.peer, o.group) == (rank, op.group)]
@@ -136,7 +135,7 @@ def _what_came_instead(rank: int, op: Operation, statuses: list[RankStatus]) -> 
 
 
 def _explain_absence(rank: int, op: Operation, gone: list[int], statuses: list[RankStatus]) -> Deadlock:
-    """Why a rank waits for ever: others have ended and will never come."""
+    """Explain why a rank waits for ever: the ranks that it waits for have ended."""
     where = describe_line(op.line)
     call = f"The call that waits: {where}." if where else ""
     if op.name == "recv_any_source":

@@ -1,4 +1,4 @@
-"""Why a run ended early: what a rank raised, how its process died, who was busy when time was up."""
+"""The reason why a run ended early: an exception of a rank, the death of its process, or the time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from course_lib.ranks.messages import Failure
 
 
 def explain_failures(statuses: list[RankStatus]) -> errors.RunError:
-    """Explain exceptions of ranks, and results that cannot be sent; the first of them counts."""
+    """Explain exceptions of ranks and results that cannot be sent; the first one counts."""
     by_time = sorted(statuses, key=lambda status: status.since)
     failed = [(status.rank, status.failure) for status in by_time if status.failure]
     rank, first = failed[0]
@@ -49,9 +49,9 @@ def _failure_sentence(rank: int, failure: Failure) -> str:
 
 
 def behind(error: errors.RunError, statuses: list[RankStatus], handled: dict[int, Failure]) -> errors.RunError:
-    """The exception that brought a rank to a call that does not fit or cannot end, if one did; else the error itself.
+    """The exception that led a rank to a call that does not fit or cannot end, if there was one; else the error itself.
 
-    Where every rank handles one, as a program does that runs in an `except ImportError`, it explains nothing.
+    Where every rank handles one, as in a program that runs in an `except ImportError`, it explains nothing.
     """
     last = [status.operations[-1] for status in statuses if status.operations]
     brought = [(rank, op) for rank, op in error.calls.items() if op.in_handler and rank in handled]
@@ -65,27 +65,27 @@ def behind(error: errors.RunError, statuses: list[RankStatus], handled: dict[int
 
 
 def is_cut_off(status: RankStatus) -> bool:
-    """Whether a rank failed in the middle of an operation, or at one that the end of another rank made impossible."""
+    """Whether a rank failed in an operation, or failed to begin one, because another rank had ended."""
     refused = status.failure is not None and "by peer" in status.failure.message  # closed or reset
     return status.state == "raised" and (status.blocked_in is not None or refused)
 
 
 def forgive_cut_off(statuses: list[RankStatus]) -> None:
-    """A rank whose operation failed because another rank died was waiting; the failure is not its own."""
+    """Treat ranks whose operation failed because another rank died as waiting; the failure is not their own."""
     for status in statuses:
         if status.state == "raised" and status.blocked_in is not None:
             status.state = "waiting"
 
 
 def explain_death(status: RankStatus) -> errors.RankDied:
-    """Why a rank's process ended, as far as its exit code tells."""
+    """Explain why the process of a rank ended, as far as its exit code tells."""
     code = status.exit_code or 0
     where = describe_line(status.line)
     last = f" The last line it reached in a process group call: {where}." if where else ""
     if code >= 0:
         text = f"Rank {status.rank} ended its process with exit code {code} in the middle of the run.{last}"
         return errors.RankDied(text, status.rank)
-    reasons = {  # by name, as not every system has each
+    reasons = {  # by name, as not every system has them all
         "SIGKILL": "was killed (SIGKILL), by somebody or because memory ran out",
         "SIGSEGV": "crashed with a segmentation fault: compiled code touched memory that is not its own",
         "SIGABRT": "was aborted by compiled code (SIGABRT)",
@@ -96,7 +96,7 @@ def explain_death(status: RankStatus) -> errors.RankDied:
 
 
 def explain_timeout(statuses: list[RankStatus], timeout: float) -> errors.RankTimeout:
-    """Who has not returned when the time is over."""
+    """Name the ranks that have not returned at the time limit."""
     busy = [status for status in statuses if status.state in ("computing", "starting")]
     waiting = [status.rank for status in statuses if status.state == "waiting"]
     if busy:
@@ -111,7 +111,7 @@ def explain_timeout(statuses: list[RankStatus], timeout: float) -> errors.RankTi
 
 
 def explain_stop(statuses: list[RankStatus]) -> errors.Stopped:
-    """Who was doing what when the run was stopped."""
+    """Say what the ranks were doing when the run was stopped."""
     doing = {"computing": "computed", "waiting": "waited"}
     ranks = {state: [status.rank for status in statuses if status.state == state] for state in doing}
     parts = [f"{listing(ranks[state])} {did}" for state, did in doing.items() if ranks[state]]

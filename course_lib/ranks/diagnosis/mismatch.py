@@ -2,7 +2,7 @@
 
 gloo compares nothing: a wrong size aborts a process, and a wrong dtype turns numbers into garbage. The
 histories of the ranks, laid side by side, show both. Two tensors of the same size that are swapped on one rank
-are added to each other without a word, here too: which of them a rank means, nobody can see.
+are added to each other without a word, here too: nobody can see which of them a rank means.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from course_lib.ranks.errors import Mismatch, RankFailed, describe_line, listing
 
 
 def explain_mismatch(histories: list[list[Operation]]) -> Mismatch | None:
-    """Why the first operations that do not fit do not; None if all do."""
+    """Explain the first pair of operations that do not fit; None if all fit."""
     for first, second in _pairs(histories):
         difference = _difference(first[1], second[1]) or _unequal_rows(first, second) or _unequal_rows(second, first)
         if difference:
@@ -29,7 +29,7 @@ _Call = tuple[int, Operation]  # a rank and what it called
 
 
 def _pairs(histories: list[list[Operation]]) -> Iterator[tuple[_Call, _Call]]:
-    """Operations on two ranks that belong together."""
+    """The pairs of operations on two ranks that belong together."""
     first: dict[tuple, _Call] = {}
     for rank, history in enumerate(histories):
         for op in history:
@@ -40,7 +40,7 @@ def _pairs(histories: list[list[Operation]]) -> Iterator[tuple[_Call, _Call]]:
 
 
 def _difference(a: Operation, b: Operation) -> str:
-    """The difference between two operations, as a sentence with places for the ranks; empty if they fit."""
+    """The difference between two operations, a sentence with placeholders for the ranks; "" if they fit."""
     if a.is_message:
         send, other = ("{a}", "{b}") if a.is_send else ("{b}", "{a}")
         sent, received = (a, b) if a.is_send else (b, a)
@@ -62,7 +62,7 @@ def _difference(a: Operation, b: Operation) -> str:
 
 
 def _unequal_rows(giver: _Call, taker: _Call) -> str:
-    """The rows that one rank gives another in an all_to_all_single, if the other takes another number of them."""
+    """The rows that a rank gives another in an all_to_all_single, if the other rank expects another number of rows."""
     (rank, gives), (other, takes) = giver, taker
     if gives.name != "all_to_all" or not (gives.detail and takes.detail):
         return ""

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, field, replace
 
 from course_lib.ranks.board import Board, Operation
-from course_lib.ranks.errors import Report, Row, describe_line
-from course_lib.ranks.messages import Failure, Outcome
-from course_lib.ranks.places import is_library
+from course_lib.ranks.errors import Report, ReportRow, describe_line
+from course_lib.ranks.library_code import is_library
+from course_lib.ranks.messages import Failure, RankOutcome
 
 
 @dataclass
@@ -19,15 +19,15 @@ class RankStatus:
     rank: int
     state: str  # "starting" "computing" "waiting" "returned" "raised" "died"
     operations: list[Operation] = field(default_factory=list)
-    outcome: Outcome | None = None
+    outcome: RankOutcome | None = None
     exit_code: int | None = None
     line: str = ""
     since: float = 0.0
-    may_act: bool = True  # some thread of it might go on without another rank
+    may_act: bool = True  # one of its threads might go on without another rank
 
     @property
     def pending(self) -> list[Operation]:
-        """The operations whose end would let it go on."""
+        """The operations whose end would let the rank go on."""
         return [op for op in self.operations if op.is_blocked or (op.handed_on and not op.ended)]
 
     @property
@@ -43,9 +43,9 @@ class RankStatus:
         return self.outcome.failure if self.outcome else None
 
 
-def look(board: Board, rank: int, outcome: Outcome | None, exit_code: int | None) -> RankStatus:
-    """A rank as it is now."""
-    may_act = board.may_act(rank)  # first, since what it does later shows in its operations
+def status_of(board: Board, rank: int, outcome: RankOutcome | None, exit_code: int | None) -> RankStatus:
+    """The status of a rank now."""
+    may_act = board.may_act(rank)  # read first: whatever the rank does afterwards shows in its operations
     status = RankStatus(rank, "computing", board.operations(rank), outcome, exit_code, may_act=may_act)
     if outcome is not None:
         status.state = "raised" if outcome.failure else "returned"
@@ -67,10 +67,10 @@ def make_report(statuses: list[RankStatus]) -> Report:
     return Report(tuple(_row(status, time.perf_counter()) for status in statuses))
 
 
-def _row(status: RankStatus, now: float) -> Row:
+def _row(status: RankStatus, now: float) -> ReportRow:
     op = status.blocked_in or (status.operations[-1] if status.state == "died" and status.operations else None)
     since = op.posted if op else status.since or now
-    row = Row(status.rank, status.state, seconds=max(0.0, now - since), line=describe_line(status.line))
+    row = ReportRow(status.rank, status.state, seconds=max(0.0, now - since), line=describe_line(status.line))
     if op is None:
         return row
     peer = str(op.peer) if op.peer >= 0 else "any" if op.is_message else "all"

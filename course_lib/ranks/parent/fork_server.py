@@ -1,4 +1,4 @@
-"""Where worker processes come from: a fork server that has imported everything they need.
+"""The source of worker processes: a fork server that has imported everything they need.
 
 Forking a process that has imported torch takes milliseconds and shares its memory; importing torch in
 each worker would take seconds. Where forking is missing or unsafe, workers are started from scratch.
@@ -23,23 +23,27 @@ from typing import Any
 
 from course_lib import preloading
 
-PREFIX = "ranks-"  # of everything in the temporary directory, followed by the owner's process id
+SHARED = "COURSE_LIB_FORK_SERVER"  # the variable with the address of one that another process has started
+PREFIX = "ranks-"  # of all our files in the temporary directory; the process id of their owner follows
 _lock = threading.Lock()
-_directory = ""  # where the fork server's socket is
+_directory = ""  # of the fork server's socket
 
 
 def start_method(uses_gpu: bool = False) -> str:
-    """Forking is fast and shares memory, but unsafe on macOS, missing on Windows and not for CUDA."""
+    """The start method: forking is fast and shares memory, but unsafe on macOS and for CUDA, and missing on Windows."""
     chosen = os.environ.get("COURSE_LIB_START_METHOD")
     return chosen or ("forkserver" if sys.platform == "linux" and not uses_gpu else "spawn")
 
 
 def warm_up() -> None:
-    """Start the fork server if it does not run yet, and return at once: it imports torch on its own."""
+    """Start the fork server if it does not run yet, and return at once, while it imports torch."""
     if start_method() != "forkserver" or multiprocessing.parent_process() is not None:
         return
     from multiprocessing import forkserver, resource_tracker
 
+    if address := os.environ.get(SHARED):
+        _join(forkserver._forkserver, address)
+        return
     with _lock, _in_own_group():
         resource_tracker.ensure_running()  # first, as it unblocks the signals that are to be blocked
         _choose_directory()
@@ -50,6 +54,14 @@ def warm_up() -> None:
             forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _join(server: Any, address: str) -> None:
+    """Have workers forked by the one at this address, which lives as long as the process that has started it."""
+    if server._forkserver_address != address:
+        server._forkserver_address = address
+        server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # every request sends one; nothing hangs on it
+        server.ensure_running = lambda: None
 
 
 def _choose_directory() -> None:
@@ -63,7 +75,7 @@ def _choose_directory() -> None:
 
 
 def directories() -> list[str]:
-    """Where our files may lie: the temporary directory, and /tmp if that is too long for a socket's address."""
+    """The directories of our files: the temporary one, and /tmp if its name is too long for a socket's address."""
     usual = tempfile.gettempdir()
     return [usual] if len(usual) < 60 or not os.path.isdir("/tmp") else [usual, "/tmp"]
 
@@ -103,7 +115,7 @@ def _in_own_group() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_main_module() -> Iterator[None]:
-    """Keep a worker from running the student's script again: what it needs travels by value."""
+    """Keep a worker from running the student's script again: it gets everything by value."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -113,7 +125,7 @@ def no_main_module() -> Iterator[None]:
 
 
 def retire() -> None:
-    """Let the fork server go; the next pool starts another."""
+    """End the fork server; the next pool starts another."""
     if start_method() == "forkserver":
         from multiprocessing import forkserver
 

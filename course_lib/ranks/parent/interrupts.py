@@ -1,10 +1,10 @@
-"""Stop, or Ctrl-C: heard wherever it falls, and never in the middle of a clean-up.
+"""The Stop button and Ctrl-C: noticed everywhere, and never in the middle of a clean-up.
 
 Python raises KeyboardInterrupt between any two lines. In a clean-up that leaves the rest undone, and in a `__del__` it
-is lost. So what must not break is `fenced`: inside, an interrupt is only noted. Who waits there looks at `has_come`
-again and again; what may wait where nobody can look is `open` to it; one that nobody has heard is raised at the end:
+is lost. So code that must not break is `fenced`: inside, an interrupt is only noted. A loop that waits there polls
+`has_come`; a call that may block is `open` to interrupts; one that has not been raised yet is raised at the end:
 
-    fenced |--noted--|--open: raised at once--|--noted--| what is left: raised
+    fenced |--noted--|--open: raised at once--|--noted--| one left: raised
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from course_lib.ranks.errors import Stopped
 
 
 class Interrupt:
-    """The interrupt of one fenced stretch. Only the first counts: a second has nothing left to stop."""
+    """The interrupt of one fenced block. Only the first counts: a second one has nothing left to stop."""
 
     def __init__(self) -> None:
         self.has_come, self._open_as = False, ""
@@ -32,7 +32,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def open(self, words: str) -> Iterator[None]:
-        """Inside, an interrupt is raised at once in these words, also one that has come before."""
+        """Raise an interrupt inside the block at once, with these words, also one that has come before."""
         self._open_as = words
         try:
             if self.has_come:
@@ -44,9 +44,9 @@ class Interrupt:
 
 @contextlib.contextmanager
 def fenced(always: bool = False) -> Iterator[Interrupt]:
-    """Hold back interrupts; Stopped at the end if one has come that nobody has raised yet.
+    """Hold back interrupts; raise Stopped at the end if one has come and has not been raised yet.
 
-    always: also where they are ignored, as a kernel does between its cells and messages.
+    always: also where interrupts are ignored, as a kernel does between its cells and messages.
     """
     interrupt, before = Interrupt(), signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not (always or callable(before)):

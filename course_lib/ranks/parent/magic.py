@@ -1,4 +1,4 @@
-"""The cell magic %%ranks: a cell on every rank, with variables that stay."""
+"""The cell magic %%ranks: runs a cell on every rank, and keeps its variables."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _GONE = "The ranks begin anew with the next %%ranks cell: variables of earlier o
 
 @magics_class
 class RanksMagic(Magics):
-    """Registers %%ranks."""
+    """The magic %%ranks."""
 
-    held = False  # whether there are ranks with variables of earlier cells
+    held = False  # whether the ranks hold variables of earlier cells
 
     @magic_arguments()
     @argument("world_size", type=int, help="how many ranks")
@@ -39,24 +39,24 @@ class RanksMagic(Magics):
         source = f"#%%ranks {line}\n{cell}"  # the same line numbers as in the notebook
         filename = f"cell In[{self.shell.execution_count}]"
         remember_source(filename, source)
-        if self.held and pool.size_of(_PURPOSE) != options.world_size:
+        if self.held and pool.last_world_size(_PURPOSE) != options.world_size:
             print(f"These are {options.world_size} new ranks: variables of earlier %%ranks cells are gone.")
         arguments = (source, filename)
         try:
             run = run_on(_PURPOSE, run_cell, options.world_size, arguments, options.timeout, None, uses_gpu=False)
         except errors.RunError as error:
             error.details += _advice(error, self.shell.user_ns)
-            if self.held and pool.size_of(_PURPOSE) is None:
+            if self.held and pool.last_world_size(_PURPOSE) is None:
                 error.details += f"\n{_GONE}"
             raise
         finally:
-            self.held = pool.size_of(_PURPOSE) is not None
+            self.held = pool.last_world_size(_PURPOSE) is not None
         if options.run:
             self.shell.user_ns[options.run] = run
 
 
 def _advice(error: errors.RunError, notebook: dict[str, Any]) -> str:
-    """The usual surprise: a rank does not see the notebook's variables."""
+    """Advice about the usual surprise: a rank does not see the notebook's variables."""
     undefined = re.search(r"NameError: name '(\w+)' is not defined", error.message)
     if not undefined or undefined[1] not in notebook:
         return ""

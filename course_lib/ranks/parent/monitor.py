@@ -20,22 +20,22 @@ import psutil
 from course_lib.ranks import errors, messages
 from course_lib.ranks.diagnosis import endings, mismatch
 from course_lib.ranks.diagnosis.deadlock import explain_deadlock
-from course_lib.ranks.diagnosis.status import RankStatus, line_in, look, make_report
+from course_lib.ranks.diagnosis.status import RankStatus, line_in, make_report, status_of
 from course_lib.ranks.parent.interrupts import Interrupt
 from course_lib.ranks.parent.output import Display
 from course_lib.ranks.parent.pool import Pool
 
 _TICK = 0.05  # seconds between looks at the board
-_STILL = 1.0  # nothing has moved for this long: look whether anything still can
+_STILL = 1.0  # seconds without progress after which to look whether any is still possible
 _GRACE = 0.3  # after the first failure, for others to fail too
-_GRACE_IF_CUT_OFF = 2.0  # after the first of those whose connection broke, for what is behind it to be noticed
-_GRACE_IF_GONE = 10.0  # if a process is gone, for it to be told how it ended
+_GRACE_IF_CUT_OFF = 2.0  # after the first broken connection, for its cause to be noticed
+_GRACE_IF_GONE = 10.0  # for a dead process, until its exit code is known
 _STARTUP = 60.0
-_ASLEEP = 0.15  # seconds: who has computed less since it moved has slept
+_ASLEEP = 0.15  # seconds: a rank that has computed less since it moved has slept
 
 
 class _Moved(NamedTuple):
-    """When a rank was last seen to move, and how much it had computed by then."""
+    """The last time a rank was seen to move, and the seconds that it had computed by then."""
 
     events: int = -1
     at: float = 0.0
@@ -46,19 +46,19 @@ class _Moved(NamedTuple):
 class _TimeTaken:
     """The seconds of a run that count towards its time limit, or since a failure towards the patience with the others.
 
-    Those in which a rank waits for a core do not, as others have it, unless the ranks themselves keep all cores busy.
+    Seconds in which a rank waits for a core do not count, unless the ranks themselves keep all cores busy.
     """
 
     until: float
     used: list[tuple[float, float]] = field(default_factory=list)  # by rank: seconds computed, waited for a core
     computed: float = 0.0
-    not_waited: float = 0.0  # less for a while after a long wait, which the system tells when it is over
+    not_waited: float = 0.0  # reported by the system only after a wait, so too small during a long one
 
     def go_on(self, now: float, used: list[tuple[float, float]]) -> None:
         pairs = [*zip(self.used, used, strict=False)]  # none at first
         self.computed += sum(new[0] - old[0] for old, new in pairs) / (os.cpu_count() or 1)
-        waited = max([0.0, *(new[1] - old[1] for old, new in pairs)])  # a thread takes along what it waited
-        self.not_waited += min(now - self.until - waited, _STILL)  # who looks late was stalled, as the ranks may be
+        waited = max([0.0, *(new[1] - old[1] for old, new in pairs)])  # the waits of threads that end are lost
+        self.not_waited += min(now - self.until - waited, _STILL)  # a late look: this process stalled, as ranks may
         self.until, self.used = now, used
 
     @property
@@ -67,12 +67,12 @@ class _TimeTaken:
 
 
 def _used_by(pid: int) -> tuple[float, float]:
-    """Seconds that a process has computed, and that its threads have waited for a core, where the system counts those.
+    """Seconds that a process has computed, and that its threads have waited for a core, if the system counts them.
 
-    What a thread has computed that has ended counts, too.
+    The seconds of threads that have ended count, too.
     """
     computed = waited = 0.0
-    with contextlib.suppress(psutil.Error):  # it has just ended
+    with contextlib.suppress(psutil.Error):  # the process has just ended
         computed = sum(psutil.Process(pid).cpu_times()[:2])
     with contextlib.suppress(OSError):
         waited = sum(int(file.read_text().split()[1]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
@@ -84,16 +84,16 @@ class RunMonitor:
 
     def __init__(self, pool: Pool, timeout: float, display: Display, interrupt: Interrupt) -> None:
         self.pool, self.timeout, self.display, self.interrupt = pool, timeout, display, interrupt
-        self.outcomes: list[messages.Outcome | None] = [None] * pool.world_size
+        self.outcomes: list[messages.RankOutcome | None] = [None] * pool.world_size
         self.exit_codes: list[int | None] = [None] * pool.world_size
-        self.handled: dict[int, messages.Failure] = {}  # the last exception that a rank has not raised to the end
+        self.handled: dict[int, messages.Failure] = {}  # the last exception that has not yet left its rank's function
         self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
         self.began: float | None = None
-        self.since_failure: _TimeTaken | None = None  # the first one
+        self.since_failure: _TimeTaken | None = None  # of the first failure
         self.moved = [_Moved()] * pool.world_size
-        self.looked = 0.0  # when the board was last read as a whole
+        self.looked = 0.0  # when the whole board was last read
 
-    def run(self, task: messages.Task) -> list[messages.Outcome]:
+    def run(self, task: messages.Task) -> list[messages.RankOutcome]:
         """Run the task on every rank; raises a RunError as soon as it is clear that it cannot end well."""
         asked, message = time.perf_counter(), pickle.dumps((self.pool.world, task))
         for worker in self.pool.workers:
@@ -123,7 +123,7 @@ class RunMonitor:
         whose = {end: rank for rank in awaited for end in (workers[rank].line, workers[rank].process.sentinel)}
         for rank in {whose[end] for end in connection.wait(whose, timeout=_TICK)}:
             has_ended = workers[rank].process.exitcode is not None
-            self._drain(rank)  # what it has sent before
+            self._drain(rank)  # the messages that it sent before
             if has_ended:
                 self._note_death(rank)
 
@@ -155,7 +155,7 @@ class RunMonitor:
 
     def statuses(self) -> list[RankStatus]:
         ranks = range(self.pool.world_size)
-        statuses = [look(self.pool.board, r, self.outcomes[r], self.exit_codes[r]) for r in ranks]
+        statuses = [status_of(self.pool.board, r, self.outcomes[r], self.exit_codes[r]) for r in ranks]
         for status in statuses:
             status.since = status.since or self.began or 0.0
         return statuses
@@ -178,7 +178,7 @@ class RunMonitor:
             self._judge_stillness(now)
 
     def _grace(self) -> float:
-        """On a busy machine, ranks fail because another one is gone before it is told how that one ended."""
+        """The seconds to wait for the cause of a failure: the rank that caused it may have died unnoticed."""
         statuses = self.statuses()
         if any(self.pool.workers[status.rank].is_gone for status in statuses if not status.has_ended):
             return _GRACE_IF_GONE
@@ -186,7 +186,7 @@ class RunMonitor:
         return _GRACE_IF_CUT_OFF if all(map(endings.is_cut_off, failed)) else _GRACE
 
     def _judge_stillness(self, now: float) -> None:
-        """Look closer, twice a second, while some rank has not moved for a while; ask it for the next look."""
+        """Look closer, twice a second, while a rank has not moved for a while, and ask that rank for the next look."""
         for rank, moved in enumerate(self.moved):
             if (events := self.pool.board.events(rank)) != moved.events:
                 self.moved[rank] = _Moved(events, now, self.taken.used[rank][0])
@@ -203,7 +203,7 @@ class RunMonitor:
                 self.pool.workers[rank].ask()
 
     def _settled(self, statuses: list[RankStatus]) -> list[RankStatus]:
-        """Count as waiting whoever sleeps on a future, where DistributedDataParallel waits unseen."""
+        """Count ranks that sleep on a future as waiting: DistributedDataParallel waits there, out of sight."""
         for status in statuses:
             handed = [op for op in status.operations if op.handed_on and not op.ended]
             if handed and self.taken.used[status.rank][0] - self.moved[status.rank].computed >= _ASLEEP:
@@ -221,7 +221,7 @@ class RunMonitor:
             raise error
 
     def _matching(self) -> list[RankStatus]:
-        """The status of every rank, provided that all calls fit; a mismatch explains anything else."""
+        """The status of every rank. Raises Mismatch if calls do not fit, since that explains any other error."""
         statuses = self.statuses()
         self._raise(mismatch.explain_mismatch([status.operations for status in statuses]), statuses)
         return statuses
@@ -243,23 +243,23 @@ class RunMonitor:
         self._raise(endings.explain_stop(statuses), statuses)
 
     def _look_closer(self, statuses: list[RankStatus]) -> None:
-        """Where exactly the ranks are that compute."""
+        """The statuses, with the lines that computing ranks are at."""
         lines = self.pool.stack_lines([status.rank for status in statuses if status.state == "computing"])
         for rank, line in lines.items():
             statuses[rank].line = line or statuses[rank].line
 
     def _judge_result(self) -> None:
-        """Everybody has ended; look for what went wrong without stopping anybody."""
+        """Look for errors that stopped no rank, once all ranks have ended."""
         if self.since_failure is not None:
             self._raise_failure()
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         histories = [outcome.operations for outcome in outcomes]
         unfinished = [outcome.unfinished for outcome in outcomes]
         if error := mismatch.explain_mismatch(histories) or mismatch.explain_unfinished(histories, unfinished):
-            self._raise(error, self.statuses())  # which takes longer than a short run
+            self._raise(error, self.statuses())  # comparing all histories takes longer than a short run
 
     def is_clean(self, may_keep_changes: bool) -> bool:
-        """Whether the workers can be used again: all ended, nothing half-sent, nothing left behind."""
+        """Whether the workers can be reused: all have returned, no message is unreceived, nothing is left behind."""
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         is_left = [one.unfinished or not one.reusable or (one.has_changes and not may_keep_changes) for one in outcomes]
         is_whole = len(outcomes) == self.pool.world_size and not any(is_left)

@@ -1,4 +1,4 @@
-"""Where the prints of the ranks appear while a run goes on."""
+"""Displays for the output of the ranks during a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Terminal:
-    """Each line with its rank in front, as soon as it is whole."""
+    """A terminal shows each line, with its rank in front, as soon as it is complete."""
 
     def __init__(self) -> None:
         self.begun: dict[int, str] = {}
@@ -21,7 +21,7 @@ class Terminal:
             sys.stdout.write(f"rank {rank} | {line}\n")
 
     def refresh(self) -> None:
-        """Lines are written as they come."""
+        """Do nothing: lines are written as they come."""
 
     def finish(self) -> None:
         for rank in [rank for rank, line in self.begun.items() if line]:
@@ -30,10 +30,10 @@ class Terminal:
 
 
 class Notebook:
-    """One panel with the prints of each rank together, redrawn in place while they come.
+    """A notebook shows one panel with the output grouped by rank, redrawn in place.
 
-    Grouping by rank makes the output the same in every run, whoever printed first. A short run is drawn once, when it
-    is over. COURSE_PATIENCE says what is short, for tools which do not follow redraws (nbval).
+    Grouping by rank makes the output the same in every run, whichever rank printed first. A short run is drawn once, at
+    its end. COURSE_PATIENCE says what is short, for tools that do not follow redraws (nbval).
     """
 
     patience = float(os.environ.get("COURSE_PATIENCE", 1.0))  # seconds from the first print to the first picture
@@ -87,7 +87,7 @@ Display = Notebook | Terminal
 
 
 def make_display(fold: bool) -> Display:
-    """A panel in a notebook, lines elsewhere."""
+    """The display: a panel in a notebook, lines elsewhere."""
     if "ipykernel" in sys.modules:
         from IPython import get_ipython
 

@@ -1,7 +1,7 @@
 """The worker processes of one purpose: forked when they are needed, used again and again, killed together.
 
-A run of N ranks is on the first N workers of a pool. They meet in a new process group if it is another number than that
-of the run before, which takes a tenth of the time of forking them.
+A run of N ranks uses the first N workers of a pool. If the run before used another number, they meet in a new process
+group, which takes a tenth of the time of forking them.
 
 There is one way to recover from anything: kill all workers and fork new ones, which takes a tenth of a
 second. A pool is used again only after a run that has left nothing behind.
@@ -35,44 +35,44 @@ from course_lib.ranks.parent import fork_server
 from course_lib.ranks.parent.interrupts import Interrupt
 from course_lib.ranks.worker import start
 
-ROOM = 8  # ranks that wait together for runs of any number of them; larger numbers have pools of their own
+ROOM = 8  # workers of a pool that serves runs of up to this many ranks; more ranks get a pool of their own
 
 IDLE = 600.0  # seconds without a run after which the processes go
 _PATIENCE = 3.0  # seconds for ranks to say where they are: the machine may be busy
 
 
 @dataclass
-class _Worker:
+class _WorkerProcess:
     process: Any
     line: connection.Connection
     lifeline: connection.Connection
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended, though how is perhaps not known yet: the fork server tells that."""
-        with contextlib.suppress(psutil.NoSuchProcess):  # who ends gives memory back first, and then connections
+        """Whether the process has ended, even if the fork server has not reported its exit code yet."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # a process frees its memory before its connections
             return not self.process.is_alive() or self._as_seen.memory_info().rss == 0
         return True
 
     def ask(self) -> None:
-        """Have it tell on the board whether it may still do something."""
-        with contextlib.suppress(OSError):  # it has ended
+        """Ask the worker to write on the board whether it may still go on."""
+        with contextlib.suppress(OSError):  # the worker has ended
             self.lifeline.send_bytes(b"?")
 
     @functools.cached_property
     def _as_seen(self) -> psutil.Process:
-        """By the system. Looked up once: every launch asks each worker."""
+        """The process in psutil, looked up once: every launch asks each worker."""
         return psutil.Process(self.process.pid)
 
 
 class Pool:
-    """Workers that run together, as the ranks of a world. `room`: how many of them it can have."""
+    """Workers that run together, as the ranks of a world. room: the most workers that it can have."""
 
     def __init__(self, room: int, uses_gpu: bool = False) -> None:
         _sweep()
         self.room, self.uses_gpu, self.owner = room, uses_gpu, os.getpid()
         self.directory = tempfile.mkdtemp(prefix=f"{fork_server.PREFIX}{os.getpid()}-")
-        self.started: list[_Worker] = []
+        self.started: list[_WorkerProcess] = []
         self.world = messages.World(0, "")
         self.worlds = itertools.count()
         self.is_tidy = True  # nothing is left that a next run could meet
@@ -86,11 +86,11 @@ class Pool:
         return self.world.size
 
     @property
-    def workers(self) -> list[_Worker]:
+    def workers(self) -> list[_WorkerProcess]:
         return self.started[: self.world_size]
 
     def gather(self, world_size: int) -> None:
-        """Make its first workers the ranks of the next run; those that are missing are started."""
+        """Make the first workers the ranks of the next run, and start those that are missing."""
         if world_size != self.world_size:
             self.world = messages.World(world_size, os.path.join(self.directory, f"world-{next(self.worlds)}"))
         try:
@@ -109,7 +109,7 @@ class Pool:
                 for rank in range(len(self.started), self.world_size):
                     self.started.append(self._start_worker(rank))
 
-    def _start_worker(self, rank: int) -> _Worker:
+    def _start_worker(self, rank: int) -> _WorkerProcess:
         context = self.context
         line, their_line = context.Pipe()
         their_lifeline, lifeline = context.Pipe(duplex=False)
@@ -119,15 +119,15 @@ class Pool:
         process.start()
         their_line.close()
         their_lifeline.close()
-        return _Worker(process, line, lifeline)
+        return _WorkerProcess(process, line, lifeline)
 
     def fits(self, room: int, uses_gpu: bool) -> bool:
-        """Whether it can be used now: all are alive, and nobody has swept its directory away."""
+        """Whether the pool can be used now: all workers are alive, and nobody has removed its directory."""
         is_whole = os.path.isdir(self.directory) and not any(worker.is_gone for worker in self.started)
         return is_whole and (self.room, self.uses_gpu) == (room, uses_gpu)
 
     def kill(self) -> None:
-        """End all workers and whatever they have started, and remove every trace."""
+        """End all workers and all processes that they have started, and remove their files."""
         if self.owner == os.getpid():
             self._end_workers()
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -142,15 +142,15 @@ class Pool:
         self.started.clear()
 
     def log(self, rank: int) -> str:
-        """The output of a rank's process below Python's print in its last run."""
+        """The output of C++ code on a rank in its last run."""
         with contextlib.suppress(OSError):
             return Path(messages.Place(rank, self.directory, self.uses_gpu).log).read_text(errors="replace")
         return ""
 
     def stack_lines(self, ranks: list[int]) -> dict[int, str]:
-        """The lines that busy ranks are at, asked of processes that may never return to Python.
+        """The lines that busy ranks are at, even if these never return to Python.
 
-        One that was stopped has to go on for it.
+        A stopped process is continued for it.
         """
         for rank in ranks if hasattr(signal, "SIGUSR1") else []:
             with contextlib.suppress(ProcessLookupError):
@@ -174,7 +174,7 @@ def _kill_group(process: Any) -> None:
 
 
 def _sweep() -> None:
-    """Remove what notebooks that were killed have left in the temporary directory."""
+    """Remove the directories of notebooks that were killed."""
     for directory in fork_server.directories():
         for name in os.listdir(directory):
             pid = name[len(fork_server.PREFIX) :].partition("-")[0]
@@ -191,11 +191,11 @@ _lock = threading.RLock()
 
 @contextlib.contextmanager
 def borrowed(purpose: str, world_size: int, uses_gpu: bool, interrupt: Interrupt) -> Iterator[Pool]:
-    """The pool kept for a purpose, with so many ranks; a new one if there is none that can be used.
+    """The pool kept for a purpose, with so many ranks; a new pool if none can be used.
 
     It is killed afterwards unless the body has found it tidy.
     """
-    # Those of cells keep their variables, and those with GPUs connections that take more than a moment to make.
+    # Ranks of cells keep their variables, and ranks with GPUs keep connections that take long to make.
     room = world_size if uses_gpu or purpose == "cells" else max(world_size, ROOM)
     with _lock:
         if purpose in _pools and not _pools[purpose].fits(room, uses_gpu):
@@ -215,27 +215,27 @@ def borrowed(purpose: str, world_size: int, uses_gpu: bool, interrupt: Interrupt
 
 
 def _start_spare(purpose: str, room: int, world_size: int, uses_gpu: bool) -> None:
-    """Start the ranks of the next run now: they import torch on their own while the student reads what went wrong."""
+    """Start the ranks of the next run now: they import torch while the student reads the error."""
     with contextlib.suppress(OSError):
         _pools[purpose] = Pool(room, uses_gpu)
         _pools[purpose].gather(world_size)
 
 
-def size_of(purpose: str) -> int | None:
-    """How many ranks had the last run for this purpose; None if they have gone, or if there was none."""
+def last_world_size(purpose: str) -> int | None:
+    """The number of ranks of the last run for this purpose; None if they are gone, or if there was no run."""
     pool = _pools.get(purpose)
     return pool.world_size if pool and pool.has_run and pool.fits(pool.room, pool.uses_gpu) else None
 
 
 def discard(purpose: str) -> None:
-    """Let the workers of a purpose go, if there are any."""
+    """End the workers of a purpose, if there are any."""
     with _lock:
         if purpose in _pools:
             _pools.pop(purpose).kill()
 
 
 def discard_all() -> None:
-    """Let all workers go; the next launch forks new ones."""
+    """End all workers; the next launch forks new ones."""
     for purpose in list(_pools):
         discard(purpose)
 
@@ -244,7 +244,7 @@ _retirement: threading.Timer | None = None
 
 
 def _postpone_retirement() -> None:
-    """Memory is freed after minutes without a run: forty students may share one machine."""
+    """Put off the end of all workers: after minutes without a run, they free memory that other students may need."""
     global _retirement
     if _retirement is not None:
         _retirement.cancel()

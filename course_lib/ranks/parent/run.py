@@ -41,9 +41,9 @@ class Run:
 
     results: list[Any]
     stdout: list[str]
-    seconds: float  # from the call of launch to its return
+    seconds: float  # of the call to launch
     pace: Pace | None = None
-    _outcomes: list[messages.Outcome] = field(default_factory=list, repr=False)
+    _outcomes: list[messages.RankOutcome] = field(default_factory=list, repr=False)
 
     def __repr__(self) -> str:
         return f"Run(world_size={self.world_size}, results={reprlib.repr(self.results)})"
@@ -70,8 +70,8 @@ def launch(
 
     fn: any function, also one defined in a notebook cell; it may use variables from around it. The process
         group is up when it starts, every rank is seeded differently and uses one thread.
-    timeout: seconds after which the run is ended. Those in which ranks wait for a core that others use do not count
-        (where the system counts them, as Linux does).
+    timeout: seconds after which the run is ended. Seconds in which ranks wait for a core do not count (where the system
+        counts them, as Linux does).
     pace: the devices and links to stand for, on an emulated clock; see `Pace`.
     device: "cuda" for one GPU and NCCL for each rank, "cpu" for gloo; None takes GPUs if there are enough.
 
@@ -86,7 +86,7 @@ def launch(
 def run_on(
     purpose: str, fn: Callable, world_size: int, args: tuple, timeout: float, pace: Pace | None, uses_gpu: bool
 ) -> Run:
-    """Run on the pool kept for this purpose, and keep the pool if nothing was left on it."""
+    """Run on the pool kept for this purpose, and keep the pool if the run left nothing behind."""
     started = time.perf_counter()
     task, display = _pack(fn, args, pace), make_display(fold=purpose == "cells")
     with fenced() as interrupt, pool.borrowed(purpose, world_size, uses_gpu, interrupt) as workers:
@@ -112,9 +112,9 @@ def _pack(fn: Callable, args: tuple, pace: Pace | None) -> messages.Task:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Lets modules of an unusual type travel by their names, as others do.
+    """Pickles modules of an unusual type by their names, like other modules.
 
-    Of a function that uses both `dist` and some `config`, cloudpickle takes the module torch.distributed.config along.
+    If a function uses both `dist` and some `config`, cloudpickle takes the module torch.distributed.config along.
     """
 
     def reducer_override(self, value: Any) -> Any:
@@ -150,7 +150,7 @@ def _can_travel(value: Any) -> bool:
     return True
 
 
-def _unpack(outcome: messages.Outcome, rank: int, monitor: RunMonitor) -> Any:
+def _unpack(outcome: messages.RankOutcome, rank: int, monitor: RunMonitor) -> Any:
     assert outcome.value is not None
     try:
         return pickle.loads(outcome.value)
@@ -201,5 +201,5 @@ def _uses_gpu(world_size: int, device: str | None) -> bool:
 
 
 def _has_nvidia_driver() -> bool:
-    """A look that does not import torch, since most laptops have no such GPU."""
+    """Whether there is an NVIDIA driver; asked without importing torch, since most laptops have no such GPU."""
     return os.path.exists("/proc/driver/nvidia/version") or os.path.exists(r"C:\Windows\System32\nvcuda.dll")

@@ -1,10 +1,10 @@
-"""From what the ranks noted to a timeline: where a blocked rank waited, and where data moved.
+"""The timeline of a run, from what the ranks noted: when a blocked rank waited, and when data moved.
 
     rank 0   send posted ......|=========|        wait until the receive was posted, then transfer
     rank 1   computing         recv posted =====|                      only transfer
 
-A collective is the same with more ranks: until the last of them has arrived, it is waiting. On the real clock that is
-found out afterwards, from what all ranks noted; an emulated clock needs it to go on, so there it is noted (`Moments`).
+A collective is the same with more ranks: until the last of them has arrived, it waits. On the real clock that is found
+out afterwards, from what all ranks noted; an emulated clock needs it to go on, so it notes it (`Moments`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections import defaultdict
 
 from course_lib.ranks.board import Moments, Operation
-from course_lib.ranks.messages import Outcome
+from course_lib.ranks.messages import RankOutcome
 from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 
 
-def make_timeline(outcomes: list[Outcome], is_emulated: bool) -> Timeline:
+def make_timeline(outcomes: list[RankOutcome], is_emulated: bool) -> Timeline:
     """All spans of a run; time zero is when the first rank began."""
     zero = 0.0 if is_emulated else min(outcome.started for outcome in outcomes)
-    came: dict[tuple, dict[int, float]] = defaultdict(dict)  # when each rank began its part of what belongs together
+    came: dict[tuple, dict[int, float]] = defaultdict(dict)  # when each rank began its part of an operation
     for rank, outcome in enumerate(outcomes):
         for op in outcome.operations:
             came[op.meeting(rank)][rank] = op.posted
@@ -36,7 +36,7 @@ def make_timeline(outcomes: list[Outcome], is_emulated: bool) -> Timeline:
 
 
 def _measured(rank: int, op: Operation, came: dict[int, float]) -> Moments:
-    """Its data can move when the last rank that it depends on is there: all, or only the root, or none."""
+    """Moments of an operation: data can move when the ranks that it depends on have come: all, the root, none."""
     if op.name in ("broadcast", "scatter"):
         came = {rank: op.posted, op.peer: came.get(op.peer, 0.0)}
     elif op.name in ("reduce", "gather") and rank != op.peer:
@@ -60,7 +60,7 @@ def _operation_spans(rank: int, op: Operation, moments: Moments, zero: float) ->
             n_bytes -= carried
             span = Span(rank, kind, op.name, start - zero, end - zero, bytes=carried, peer=peer, background=background)
             spans.append(span)
-    if n_bytes or not spans:  # over before anybody looked: it still happened, and cost its bytes
+    if n_bytes or not spans:  # it ended before it was waited for, and still sent its bytes
         at = ended - zero
         spans.append(Span(rank, "transfer", op.name, at, at, bytes=n_bytes, peer=peer, background=True))
     return spans

@@ -1,1 +1,1 @@
-"""The worker's side of a run, on every rank: it runs the student's function, and notes what that does."""
+"""The worker's side of a run, on every rank: it runs the student's function and notes what it does."""

@@ -28,5 +28,5 @@ def run_cell(rank: int, source: str, filename: str) -> None:
 
 
 def remember_source(filename: str, source: str) -> None:
-    """Let tracebacks show the lines of a cell."""
+    """Keep the source of a cell, so that tracebacks show its lines."""
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)

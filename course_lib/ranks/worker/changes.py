@@ -1,8 +1,8 @@
-"""Changes that a run leaves in its process, where the next one would meet them: then the ranks are forked again.
+"""Changes that a run leaves in its process and that the next run would meet: then the ranks are forked again.
 
-    dist.all_reduce = mine            a module notes who replaces an attribute, at no cost as long as nobody does
+    dist.all_reduce = mine            a module notes the attributes that are replaced, at no cost without one
     nn.Linear.forward = mine          the methods of tensors, modules, optimizers and of the course's mechanisms, and
-    torch.set_default_device("meta")  settings of torch and Python are compared with what they were
+    torch.set_default_device("meta")  settings of torch and Python are compared with those of before
 
 Not noticed: other classes, and methods that are only wrapped; objects that stay, such as a list or
 `torch.backends.cudnn`; a module of which the run itself was the first to import it, or that is changed through its
@@ -26,13 +26,13 @@ import torch.distributed as dist
 from torch.nn.modules import module as hooks
 
 _NOTHING = object()
-replaced: dict[tuple[types.ModuleType, str], Any] = {}  # in this run, with what stood there first
-_methods: list[tuple[Any, str, Any]] = []  # of classes: where their attributes are, a name, and what stood there
+replaced: dict[tuple[types.ModuleType, str], Any] = {}  # in this run, with the values before
+_methods: list[tuple[Any, str, Any]] = []  # of classes: the dict of the class, a name, and the function
 _HOOKS = [value for name, value in vars(hooks).items() if name.startswith("_global_") and isinstance(value, dict)]
 
 
 class _Watched(types.ModuleType):
-    """A module that notes what is replaced in it, or added to it."""
+    """A module that notes which of its attributes are replaced or added."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         replaced.setdefault((self, name), vars(self).get(name, _NOTHING))
@@ -43,17 +43,17 @@ class _Watched(types.ModuleType):
         super().__delattr__(name)
 
     def __reduce__(self) -> Any:
-        return importlib.import_module, (self.__name__,)  # it travels by its name, as any other
+        return importlib.import_module, (self.__name__,)  # pickled by its name, like any module
 
 
 def watch(module: types.ModuleType) -> None:
-    """From now on, this module notes it."""
-    if type(module) is types.ModuleType and module is not sys:  # whose output every run redirects
+    """Make a module note changes of its attributes."""
+    if type(module) is types.ModuleType and module is not sys:  # every run redirects its output
         module.__class__ = _Watched
 
 
 def watch_all() -> None:
-    """Watch what has been imported: once, where workers are forked after that, in memory that they share."""
+    """Watch all imported modules: once, before workers are forked, in memory that they share."""
     if _methods:
         return
     for module in list(sys.modules.values()):
@@ -67,11 +67,11 @@ def watch_all() -> None:
 
 
 def settings() -> tuple[Any, ...]:
-    """The settings that a run may leave changed, and that nobody resets."""
+    """The settings that a run may change and that are not reset for the next run."""
     devices = (torch.get_default_device(), torch.cuda.is_initialized() and torch.cuda.current_device())
     casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     modes = (torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(), torch.is_warn_always_enabled())
-    smallest = sys.float_info.min / 2  # 0 where such numbers are flushed
+    smallest = sys.float_info.min / 2  # 0 if denormal numbers are flushed
     exactness = (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(), smallest)
     stacks = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack(), *map(len, _HOOKS))
     shown = (vars(torch._tensor_str.PRINT_OPTS).copy(), numpy.get_printoptions(), numpy.geterr())
@@ -86,7 +86,7 @@ def made(before: tuple[Any, ...]) -> bool:
     """Whether the run has changed anything. before: the settings as they were."""
     for (module, name), old in replaced.items():
         now = vars(module).get(name, _NOTHING)
-        if now is not old and now is not sys.modules.get(f"{module.__name__}.{name}", old):  # not just imported
+        if now is not old and now is not sys.modules.get(f"{module.__name__}.{name}", old):  # and not just imported
             return True
     others = ((body.get(name), old) for body, name, old in _methods if body.get(name) is not old)
     # torch wraps the step of an optimizer when it is used first.

@@ -1,4 +1,4 @@
-"""Imported last by the fork server: all that it has imported stays, so nobody has to look for garbage there."""
+"""The last import of the fork server: everything imported before stays, and is no garbage to look for."""
 
 from __future__ import annotations
 

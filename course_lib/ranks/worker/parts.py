@@ -1,4 +1,4 @@
-"""The parts of a collective, one for each rank: what does not fit is refused in plain words before gloo is called."""
+"""The parts of a collective, one for each rank: wrong ones are refused in plain words before gloo is called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = frozenset({"all_gather", "all_to_all", "reduce_scatter", "gather", "scat
 def check(name: str, args: tuple, place: int, n: int) -> str:
     """The rows that a rank takes from each of the n ranks and gives to each, if they are rows: "2,2>1,3".
 
-    place: where the rank stands among them.
+    place: of the rank in the group.
     Raises ValueError for a list of another length, parts that do not fit, or splits that do not add up.
     """
     written, given, *splits = args
@@ -25,7 +25,7 @@ def check(name: str, args: tuple, place: int, n: int) -> str:
                 text = f"{sent[place]} of its own rows, and room for {taken[place]}"
                 raise ValueError(f"all_to_all_single would give this rank {text}.")
             rows = ">".join(",".join(map(str, each)) for each in (taken, sent))
-            return rows if len(rows) < 192 else ""  # the board has no room for more
+            return rows if len(rows) < 192 else ""  # the most that the board can hold
         part, whole = sorted(tensor.numel() for tensor in (written, given))
         if whole != n * part:
             raise ValueError(f"{name} of {part} numbers on each of {n} ranks has {n * part} in all, and not {whole}.")

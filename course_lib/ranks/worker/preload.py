@@ -1,4 +1,4 @@
-"""Imported first by the fork server, so that every worker forked from it starts with all of this.
+"""The first import of the fork server, so that every worker forked from it starts with all of this.
 
 The first optimizer a process makes imports 800 modules and 100 MB. Here that happens once, in memory
 that all workers share.
@@ -10,7 +10,7 @@ import gc
 import signal
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the Stop button signals the whole process group
-gc.disable()  # until `freeze`: nothing here is garbage, and looking for some takes a fifth of the time
+gc.disable()  # until `freeze`: nothing here is garbage, and collecting takes a fifth of the time
 
 import cloudpickle  # noqa: E402, F401
 import torch  # noqa: E402

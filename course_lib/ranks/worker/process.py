@@ -1,4 +1,4 @@
-"""One rank: a process that joins the group once and then runs one function after another."""
+"""The process of one rank: it joins the group once and then runs one function after another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from course_lib import timeline
 from course_lib.ranks import messages
 from course_lib.ranks.board import Board
-from course_lib.ranks.places import RANKS, is_library
+from course_lib.ranks.library_code import RANKS, is_library
 from course_lib.ranks.worker import changes, threads, traced_group
 from course_lib.ranks.worker.tracer import Tracer, run_student
 
@@ -61,7 +61,7 @@ def main(place: messages.Place, parent: Connection, board_memory: Any, answers: 
 
 
 def _outlive_nobody() -> None:
-    """Die with the parent, however it dies, and before it does when memory runs out."""
+    """Die with the parent, however it dies, and before the parent when memory runs out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what the Stop button means
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -73,7 +73,7 @@ def _outlive_nobody() -> None:
 
 
 def _allow_children() -> None:
-    """Let a DataLoader have its workers: multiprocessing forbids that to daemons like this process."""
+    """Allow a DataLoader its workers: multiprocessing forbids children to daemons like this process."""
     config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
     config["daemon"] = False
     if sys.platform == "linux":
@@ -81,7 +81,7 @@ def _allow_children() -> None:
 
 
 def _close_fork_server_descriptor() -> None:
-    """A worker inherits the line that keeps the fork server alive; holding it would keep both forever."""
+    """Close the inherited pipe that keeps the fork server alive; open, it would keep both processes forever."""
     from multiprocessing import forkserver
 
     _forkserver: Any = forkserver._forkserver
@@ -91,22 +91,22 @@ def _close_fork_server_descriptor() -> None:
 
 
 def _redirect_output(place: messages.Place) -> None:
-    """Send what bypasses Python's print to the log, and let a crash write its stack there."""
+    """Send the output of C++ code to the log, and let a crash write its stack there."""
     log = open(place.log, "a", encoding="utf-8", errors="replace")  # noqa: SIM115  (stays open for good)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     faulthandler.enable(log)
     if hasattr(faulthandler, "register"):
-        faulthandler.register(signal.SIGUSR1, log)  # the parent asks so where an endless loop is
+        faulthandler.register(signal.SIGUSR1, log)  # so the parent asks where an endless loop is
 
 
 def _schedule_as(policy: str) -> None:
-    with contextlib.suppress(AttributeError, OSError):  # where there is no such thing
+    with contextlib.suppress(AttributeError, OSError):  # on systems without it
         os.sched_setscheduler(0, getattr(os, policy), os.sched_param(0))
 
 
 class Printer(io.TextIOBase):
-    """A standard output that sends what comes to the parent at once: a rank may end at any moment."""
+    """A standard output that sends text to the parent at once, since a rank may end at any moment."""
 
     def __init__(self, parent: Connection, lock: Any) -> None:
         self._parent, self._lock = parent, lock
@@ -146,11 +146,11 @@ class Worker:
         self._settle_in(task)
         self.tracer.reset(task.pace)
         changes.replaced.clear()
-        threads = set(threading.enumerate())
+        own_threads = set(threading.enumerate())
         printer = Printer(self.parent, self.lock)
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
             outcome = self._attempt(task)
-        self._inspect(outcome, threads)
+        self._inspect(outcome, own_threads)
         self._send(messages.FINISHED, outcome)
         if ended := self.ended:  # for each of their connections, gloo sleeps for 10 ms
             threading.Thread(target=ended.clear, name="ended groups", daemon=True).start()
@@ -161,11 +161,11 @@ class Worker:
             self.parent.send_bytes(kind + pickle.dumps(value))
 
     def _join(self, world: messages.World) -> None:
-        """Leave the ranks of the runs before, as all of them do, and meet those of the next."""
-        hook = sys.excepthook  # torch would wrap it once more each time
+        """Leave the process group of earlier runs, as all its ranks do, and join that of the next."""
+        hook = sys.excepthook  # torch wraps it again each time
         if dist.is_initialized():
             dist.destroy_process_group()
-        # What the board notes, torch would note again: the stack of every operation, and with it the code of every run.
+        # The board has it all; torch would also record the stack of every operation, and hold the code of every run.
         os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
         self.own_environment["WORLD_SIZE"] = str(world.size)
         os.environ.update(self.own_environment)
@@ -179,7 +179,7 @@ class Worker:
         sys.excepthook, self.world, self.has_run = hook, world, False
 
     def _settle_in(self, task: messages.Task) -> None:
-        """Make the process as the student's notebook is now, and undo what the last run changed."""
+        """Copy the settings of the student's notebook, and undo those that the last run changed."""
         sys.path[:] = task.path
         environment = {**task.environment, **self.own_environment}
         if os.environ != environment:
@@ -209,9 +209,9 @@ class Worker:
                 changes.watch(sys.modules[name])
         self.module_count = len(sys.modules)
 
-    def _attempt(self, task: messages.Task) -> messages.Outcome:
+    def _attempt(self, task: messages.Task) -> messages.RankOutcome:
         started = time.perf_counter()
-        outcome = messages.Outcome(started, started)
+        outcome = messages.RankOutcome(started, started)
         kind = "arrival"
         try:
             fn, args = cloudpickle.loads(task.function)
@@ -234,19 +234,19 @@ class Worker:
         try:
             return run_student(fn, self.place.rank, args)
         finally:
-            if os.getpid() != self.pid:  # a child that the function has forked; it is no rank
+            if os.getpid() != self.pid:  # a child that the function has forked is no rank
                 os._exit(0)
 
     def _line_up(self) -> None:
-        """Start together, where a head start would show in the timeline."""
+        """Start together, since a head start would show in the timeline."""
         world: Any = dist.group.WORLD
         world.inner.barrier().wait()
         self.has_run = True
 
-    def _inspect(self, outcome: messages.Outcome, threads: set[threading.Thread]) -> None:
-        """Look for what the function has left behind."""
+    def _inspect(self, outcome: messages.RankOutcome, own_threads: set[threading.Thread]) -> None:
+        """Look for threads, child processes and changes that the function has left behind."""
         outcome.unfinished = sorted(self.tracer.unclaimed)
-        left = [thread for thread in threading.enumerate() if thread not in threads and _outlasts(thread)]
+        left = [thread for thread in threading.enumerate() if thread not in own_threads and _outlasts(thread)]
         has_child = _has_child()
         outcome.reusable = not left and not has_child
         outcome.has_changes = len(dist.distributed_c10d._world.pg_map) != 1 or changes.made(self.settings)
@@ -257,7 +257,7 @@ class Worker:
 
 
 def _seed(seed: int, uses_gpu: bool) -> None:
-    """Every rank starts differently, so that a forgotten broadcast shows."""
+    """Seed each rank differently, so that a forgotten broadcast shows."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed formats three stacks: a millisecond
     if uses_gpu:
         torch.cuda.manual_seed(seed)
@@ -267,11 +267,11 @@ def _seed(seed: int, uses_gpu: bool) -> None:
 
 
 class _ResultPickler(cloudpickle.Pickler):
-    """Sends of a tensor what it shows, not the whole storage that it may be a small part of."""
+    """A pickler that sends the numbers of a tensor, not the whole storage of which it may be a small part."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, AsyncCollectiveTensor):
-            return value.trigger_wait().__reduce_ex__(2)  # its data may still be on their way
+            return value.trigger_wait().__reduce_ex__(2)  # its data may not have arrived yet
         is_plain = type(value) is torch.Tensor and value.layout == torch.strided
         if is_plain and value.untyped_storage().nbytes() > value.nbytes:
             return value.detach().clone().requires_grad_(value.requires_grad).__reduce_ex__(2)
@@ -295,7 +295,7 @@ def _pickle_result(value: Any) -> tuple[bytes | None, messages.Failure | None]:
 
 
 def _tensor_bytes(value: Any) -> int:
-    """Size of the tensors in a result, to refuse a huge one before it is copied."""
+    """The size of the tensors in a result, to refuse a huge one before it is copied."""
     if isinstance(value, dict | list | tuple):
         return sum(map(_tensor_bytes, value.values() if isinstance(value, dict) else value))
     if isinstance(value, torch.Tensor):
@@ -332,7 +332,7 @@ def _shortened(text: str, limit: int = 6000) -> str:
 
 
 def _outlasts(thread: threading.Thread) -> bool:
-    if isinstance(thread, threading._DummyThread):  # gloo's, which has called the student's code; it cannot be joined
+    if isinstance(thread, threading._DummyThread):  # gloo's, which has called the student's code: no join
         return False
     thread.join(0.05)
     return thread.is_alive()

@@ -1,4 +1,4 @@
-"""Where a worker process begins. The parent imports this, so it must not import torch."""
+"""The start of a worker process. The parent imports this module, so it must not import torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-is_rank = False  # whether this process is one
+is_rank = False  # whether this process is a rank
 
 
 def begin(place: Any, parent: Connection, lifeline: Connection, memory: Any) -> None:
-    """Become a rank. `lifeline` carries questions, and closes with the parent, which may be while torch is imported."""
+    """Become a rank. lifeline: carries questions, and closes with the parent, perhaps while torch is imported."""
     global is_rank
     is_rank = True
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # so that a child process left behind can be ended with its worker
-    answers: list[Callable[[], None]] = []  # what to do when the parent asks, as soon as that is known
+    answers: list[Callable[[], None]] = []  # called when the parent asks, once the rank has set it
     threading.Thread(target=_end_with, args=(lifeline, answers), name="lifeline", daemon=True).start()
     from course_lib.ranks.worker import process
 
@@ -27,7 +27,7 @@ def begin(place: Any, parent: Connection, lifeline: Connection, memory: Any) -> 
 
 
 def _end_with(lifeline: Connection, answers: list[Callable[[], None]]) -> None:
-    """Answer while the main thread is held up, and end this process when the parent has gone."""
+    """Answer questions while the main thread is busy, and end this process with the parent."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             lifeline.recv_bytes()

@@ -1,4 +1,4 @@
-"""Which threads of a rank may still do something: asked when nothing has moved for a while.
+"""The threads of a rank that may still go on, counted when nothing has moved for a while.
 
 A rank whose main thread waits for another rank is not stuck as long as a thread that the student's code has started,
 or that runs it, goes on. What waits for another thread, without a time limit, goes on when that one does. Threads of
@@ -16,13 +16,13 @@ from typing import Any, cast
 
 import torch
 
-from course_lib.ranks.places import RANKS, is_library
+from course_lib.ranks.library_code import RANKS, is_library
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def watch() -> None:
-    """Remember which threads the student's code starts, and let a frame of ours show who waits on a future."""
+    """Remember the threads that the student's code starts, and wrap waits on futures in a frame that shows them."""
     threads, futures = cast(Any, threading.Thread), cast(Any, torch._C.Future)
     start, wait = threads.start, futures.wait
 
@@ -35,16 +35,16 @@ def watch() -> None:
 
 
 def how_many_act(has_futures: bool) -> int:
-    """How many threads may still do something while no other rank does.
+    """The number of threads that may go on while no other rank does.
 
-    has_futures: whether torch may wait out of sight, as DistributedDataParallel does.
+    has_futures: whether torch may wait on futures, as DistributedDataParallel does.
     """
     threads = {thread.ident: thread for thread in threading.enumerate()}
     return sum(_acts(frame, threads.get(ident), has_futures) for ident, frame in sys._current_frames().items())
 
 
 def _acts(frame: FrameType, thread: Any, has_futures: bool) -> bool:
-    """Whether a thread is the student's, and waits for no other rank, nor as long as it takes for another thread."""
+    """Whether a thread is the student's and waits neither for another rank nor, without a limit, for a thread."""
     files = [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)]  # the innermost first
     is_own = thread is threading.main_thread() or getattr(thread, "is_students", False)
     if not is_own and all(map(is_library, files)):

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.board import Operation
-from course_lib.ranks.worker import layouts, named_ranks, parts
+from course_lib.ranks.worker import contiguous, parts, rank_arguments
 from course_lib.ranks.worker.tracer import Tracer, clock, is_called_directly, torch_calls
 
 c10d: Any = dist.distributed_c10d
@@ -30,28 +30,28 @@ _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the proces
 
 
 class TracedWork(dist.Work):
-    """A handle that notes when its rank begins to wait for an operation and when that ends."""
+    """A handle that notes when its rank begins to wait for an operation, and when the operation ends."""
 
-    sent: object = None  # stays in memory as long as the handle, where the message itself is a copy
+    sent: object = None  # keeps the tensor alive as long as the handle, as gloo does, where a copy is sent
 
-    def __init__(self, tracer: Tracer, op: Operation, inner: Any, pairs: layouts.Pairs) -> None:
+    def __init__(self, tracer: Tracer, op: Operation, inner: Any, copies: contiguous.Copies) -> None:
         super().__init__()
-        self.tracer, self.op, self.inner, self.pairs, self.lock = tracer, op, inner, pairs, threading.Lock()
+        self.tracer, self.op, self.inner, self.copies, self.lock = tracer, op, inner, copies, threading.Lock()
         self.started = tracer.steps
-        if is_called_directly():  # what other parts of torch begin, they wait for or need not
+        if is_called_directly():  # other parts of torch wait for their operations, or need not
             tracer.unclaimed[op.number] = self
         if op.is_async and not op.is_message:
             with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
                 inner.get_future().add_done_callback(self._note_completion)
 
     def _claim(self) -> None:
-        """Somebody waits for it, or will."""
+        """Note that somebody waits for the operation, or will."""
         self.tracer.unclaimed.pop(self.op.number, None)
 
     def _note_completion(self, _: Any) -> None:
         if not self.op.ended and not self.op.blocked:
             self.op.ended = clock()
-            if self.op in self.tracer.operations[self.op.number - 1 :]:  # and not of an earlier run
+            if self.op in self.tracer.operations[self.op.number - 1 :]:  # and it is not of an earlier run
                 self.tracer.board.write(self.tracer.rank, self.op)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -63,7 +63,7 @@ class TracedWork(dist.Work):
         op.ended = 0.0
         if self.inner is not None:
             self.inner.wait()
-            self._bring_back()
+            self._copy_back()
             if op.name == "recv_any_source":
                 self._note_sender()
             if tracer.device is not None:
@@ -75,11 +75,11 @@ class TracedWork(dist.Work):
             op.ended = done
         return True
 
-    def _bring_back(self) -> None:
-        """Fill the tensors with gaps, once, before anybody sees that the operation has ended."""
+    def _copy_back(self) -> None:
+        """Fill the non-contiguous tensors, once, before anybody sees that the operation has ended."""
         with self.lock, torch.no_grad():
-            while self.pairs:
-                tensor, copy = self.pairs.pop()
+            while self.copies:
+                tensor, copy = self.copies.pop()
                 tensor.copy_(copy)
 
     def _note_sender(self) -> None:
@@ -99,7 +99,7 @@ class TracedWork(dist.Work):
             return self.wait()
         completed = self.inner is None or self.inner.is_completed()
         if completed:
-            self._bring_back()
+            self._copy_back()
             if not self.op.is_message:
                 self._claim()
         return completed
@@ -111,10 +111,10 @@ class TracedWork(dist.Work):
         if self.tracer.emulated:
             self.tracer.emulated.wait_unseen(self)
         future = self.inner.get_future()
-        return future.then(self._values) if self.pairs else future
+        return future.then(self._values) if self.copies else future
 
     def _values(self, future: Any) -> Any:
-        self._bring_back()
+        self._copy_back()
         return future.value()
 
     def result(self) -> list[torch.Tensor]:
@@ -127,9 +127,9 @@ class TracedWork(dist.Work):
         return self.inner._source_rank()
 
 
-# Which argument of a collective holds this rank's own part of the data (its input; for reduce_scatter and scatter its
-# output), and how many bytes the rank sends, given the size of that part and its place from the root in the ring of n.
-# Patarasuk and Yuan 2009 for the ring all-reduce; a rooted one passes whole tensors along a chain.
+# The argument of a collective that holds this rank's own part of the data (its input; for reduce_scatter and scatter
+# its output), and the bytes that the rank sends, given the size of that part and its place from the root in n ranks.
+# Patarasuk and Yuan 2009 for the ring all-reduce; a rooted collective passes whole tensors along a chain.
 _COLLECTIVES: dict[str, tuple[int | None, Callable[[int, int, int], int]]] = {
     "all_reduce": (0, lambda size, place, n: 2 * (n - 1) * size // n),
     "all_gather": (1, lambda size, place, n: (n - 1) * size),
@@ -160,7 +160,7 @@ class TracedGroup(dist.ProcessGroup):
         self.inner._set_group_name(name)
 
     def shutdown(self) -> None:
-        """The rank leaves the group; others may still need its connections in this run."""
+        """Leave the group, but keep its connections: other ranks may still need them in this run."""
         self.tracer.groups.append(self.inner)
 
     def getGroupName(self) -> str:  # which is its group_name
@@ -175,8 +175,8 @@ class TracedGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> TracedWork:
         op = self._post_message("send", tensors, destination, tag)
-        self._bring_back_before(tensors)
-        work = self._start(op, self.inner.send, layouts.packed(tensors, self._is_apart(op)), destination, tag)
+        self._copy_back_before(tensors)
+        work = self._start(op, self.inner.send, contiguous.copied(tensors, self._is_buffered(op)), destination, tag)
         work.sent = tensors
         return work
 
@@ -196,7 +196,7 @@ class TracedGroup(dist.ProcessGroup):
         return self._start(op, self.inner.recv_anysource, tensors, tag)
 
     def _post_message(self, kind: str, tensors: list[torch.Tensor], place: int | None, tag: int) -> Operation:
-        """kind: isend counts as send, and irecv as recv; a batch consists of those."""
+        """Post a message. kind: "send" also for isend, "recv" also for irecv; a batch consists of those."""
         peer = self._rank_at(place, kind)
         is_async = kind not in torch_calls()
         op = self._describe(f"i{kind}" if is_async and peer >= 0 else kind, tensors)
@@ -208,7 +208,7 @@ class TracedGroup(dist.ProcessGroup):
         """The rank that an operation names by its place in the group; -1 where it names none."""
         if place is None:
             return -1
-        named_ranks.check(self, operation, None, place)
+        rank_arguments.check(self, operation, None, place)
         return self.ranks[place]
 
     def _describe(self, name: str, tensors: list[torch.Tensor]) -> Operation:
@@ -224,7 +224,7 @@ class TracedGroup(dist.ProcessGroup):
 
     def _collective(self, name: str, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:
         own_part, bytes_sent = _COLLECTIVES[name]
-        tensors = [] if own_part is None else layouts.flatten(args[own_part])
+        tensors = [] if own_part is None else contiguous.flatten(args[own_part])
         options = kwargs.get("opts") or (args[-1] if args else None)
         op = self._describe(name, tensors)
         reduction = getattr(options, "reduceOp", None)
@@ -239,27 +239,27 @@ class TracedGroup(dist.ProcessGroup):
         self.tracer.post(op, (self.hash,))
         return self._start(op, getattr(self.inner, method), *args, **kwargs)
 
-    def _is_apart(self, op: Operation) -> bool:
-        """On an emulated clock what is done to a tensor on its way has the same effect in each run: none."""
+    def _is_buffered(self, op: Operation) -> bool:
+        """Whether to work on copies: on an emulated clock, changes to a tensor on its way must have no effect."""
         return op.is_async and self.tracer.emulated is not None
 
-    def _bring_back_before(self, args: Any) -> None:
-        """Let an operation find what the collectives before it leave in its tensors, as in the stream of a GPU."""
-        for work in (apart := self.tracer.apart):
-            if work.pairs and layouts.places([pair[0] for pair in work.pairs]) & layouts.places(args):
+    def _copy_back_before(self, args: Any) -> None:
+        """Fill these tensors with the results of collectives before, as in the stream of a GPU."""
+        for work in (buffered := self.tracer.buffered):
+            if work.copies and contiguous.storages([tensor for tensor, _ in work.copies]) & contiguous.storages(args):
                 work.inner.wait()
-                work._bring_back()
-        apart[:] = [work for work in apart if work.pairs]
+                work._copy_back()
+        buffered[:] = [work for work in buffered if work.copies]
 
     def _start(self, op: Operation, call: Callable[..., Any], *args: Any, **options: Any) -> TracedWork:
-        """args: the first is what the operation writes into; a send has no gaps in it already."""
+        """Start an operation. args: it writes into the first; those of a send are contiguous already."""
         try:
-            is_apart = self._is_apart(op)
-            self._bring_back_before(args)
-            given, pairs = layouts.without_gaps(op.name, *args, apart=is_apart) if op.dtype else (args, [])
-            work = TracedWork(self.tracer, op, call(*given, **options), pairs)
-            if is_apart and not op.is_message:
-                self.tracer.apart.append(work)
+            is_buffered = self._is_buffered(op)
+            self._copy_back_before(args)
+            given, copies = contiguous.arguments(op.name, *args, always=is_buffered) if op.dtype else (args, [])
+            work = TracedWork(self.tracer, op, call(*given, **options), copies)
+            if is_buffered and not op.is_message:
+                self.tracer.buffered.append(work)
             return work
         except BaseException:
             self.tracer.withdraw(op)
@@ -277,9 +277,9 @@ for _name in _COLLECTIVES:  # each has several spellings: allgather, _allgather_
 
 
 def _let_batches_begin_together() -> None:
-    """One after the other on NCCL, messages of two ranks that both send first wait for ever.
+    """Coalesce batches of messages on NCCL, where two ranks that both send first would wait for ever.
 
-    torch begins them together only in groups of its own class.
+    torch does that only in groups of its own class.
     """
     one_by_one: Any = c10d.batch_isend_irecv
 
@@ -308,7 +308,7 @@ def _tell_clock_of_callbacks(tracer: Tracer) -> None:
 
 
 def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """torch's refuses all groups but gloo's own. Who does not come to a barrier is named in any case, and sooner."""
+    """Replace torch's, which takes only gloo's own groups, by a barrier: a missing rank is named there, and sooner."""
     dist.barrier(group)
 
 
@@ -326,7 +326,7 @@ def register(tracer: Tracer) -> None:
         tracer.finish(waiting)
         return group
 
-    named_ranks.check_before_torch()
+    rank_arguments.check_before_torch()
     _let_batches_begin_together()
     _tell_clock_of_callbacks(tracer)
     c10d.monitored_barrier = dist.monitored_barrier = _monitored_barrier

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.board import Board, Operation
+from course_lib.ranks.library_code import COURSE, RANKS
 from course_lib.ranks.pace import Pace
-from course_lib.ranks.places import COURSE, RANKS
 from course_lib.ranks.worker import threads
 from course_lib.ranks.worker.clock import EmulatedClock, Entries
 from course_lib.timeline import Span
 
 clock = time.perf_counter
-_LATE_NOTES = 2000  # looks whether another thread has noted that an operation has ended
+_LATE_NOTES = 2000  # polls for the end of an operation, which another thread notes
 
 
 class Tracer:
@@ -30,13 +30,13 @@ class Tracer:
         self.rank, self.board = rank, board
         self.device: torch.device | None = None
         self.emulated: EmulatedClock | None = None
-        self.groups: list[Any] = []  # those that the rank has left
-        self.tell: Callable[[BaseException], None] = lambda error: None  # of one that is being handled
+        self.groups: list[Any] = []  # groups that the rank has left
+        self.tell: Callable[[BaseException], None] = lambda error: None  # of an exception that is being handled
         self.enter("")
         self.reset(None)
 
     def enter(self, rendezvous: str) -> None:
-        """From now on, run with the ranks that have met there; each of them begins as many runs."""
+        """Enter a world: its ranks have met at this rendezvous, and all begin the same number of runs."""
         self.rendezvous, self.runs = rendezvous, 0
 
     def reset(self, pace: Pace | None) -> None:
@@ -48,16 +48,16 @@ class Tracer:
         if pace:
             self.emulated = EmulatedClock(self.rank, pace, Entries(f"{self.rendezvous}-times-{self.runs}-", self.rank))
         self.operations: list[Operation] = []
-        self.unclaimed: dict[int, Any] = {}  # handles nobody has waited for: gloo forgets a message without one
-        self.apart: list[Any] = []  # handles of collectives that work on copies
+        self.unclaimed: dict[int, Any] = {}  # not waited for yet: gloo forgets a message without its handle
+        self.buffered: list[Any] = []  # handles of collectives that work on copies
         self.marks: list[Span] = []
-        self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
+        self.steps = 0  # marks and operations begun: whether a wait() follows its call at once
         self.orders: Counter[tuple] = Counter()
-        self._told = 0  # the id of an exception, which must not be held
+        self._told = 0  # the id of an exception, which must not be kept alive
         self._last_key: tuple = ()
         self._open: list[Span] = []
 
-    # What `course_lib.timeline.compute` reports
+    # Called by `course_lib.timeline.compute`
 
     def begin(
         self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float, includes: str
@@ -83,27 +83,27 @@ class Tracer:
         self.board.touch(self.rank)
 
     def now(self) -> float:
-        """The time that the timeline shows."""
+        """Seconds on the clock of the timeline."""
         return self.emulated.now if self.emulated else clock()
 
     def end_run(self) -> None:
-        """The function has returned. What was waited for out of sight is over, but its end may be noted a bit later."""
+        """End the run. Operations that were waited for out of sight have ended, but this may be noted a bit later."""
         if self.emulated:
             self.emulated.come_by()
             if self.emulated.refused:
                 raise self.emulated.refused
-        for _ in range(_LATE_NOTES):  # not so many seconds, in which a machine may have stood still
+        for _ in range(_LATE_NOTES):  # looks, not seconds: a machine may stand still
             if not any(op.handed_on and not op.ended for op in self.operations):
                 break
             time.sleep(0.0005)
 
     def answer(self) -> None:
-        """Tell on the board how many threads may still do something."""
+        """Write on the board how many threads may still go on."""
         events = self.board.events(self.rank)
         has_futures = any(op.handed_on and not op.ended for op in self.operations)
         self.board.answer(self.rank, events, threads.how_many_act(has_futures))
 
-    # What the process groups report
+    # Called by the process groups
 
     def post(self, op: Operation, key: tuple) -> None:
         if self.emulated:
@@ -123,7 +123,7 @@ class Tracer:
         self.board.post(self.rank, op)
 
     def _look_for_exception(self, op: Operation) -> None:
-        """An operation in a handler, or a finally, may hold up the exception that brought its rank there."""
+        """Tell the parent of an exception whose handler, or finally, begins an operation that may hold it up."""
         error = sys.exc_info()[1]
         op.in_handler = error is not None
         if error is not None and id(error) != self._told:
@@ -131,7 +131,7 @@ class Tracer:
             self.tell(error)
 
     def withdraw(self, op: Operation) -> None:
-        """The last operation was refused as soon as it began, so it never was."""
+        """Take back the last operation, which was refused as soon as it began."""
         self.operations.remove(op)
         self.orders[self._last_key] -= 1
         if self.emulated:
@@ -149,7 +149,7 @@ class Tracer:
 
 @functools.lru_cache(maxsize=10_000)
 def _origin(filename: str) -> tuple[bool, bool]:
-    """Whether a file's code is plumbing (torch's and this package's), and whether it is the course's."""
+    """Whether a file belongs to torch or to this package, and whether it belongs to the course."""
     is_plumbing = filename.startswith((threads.TORCH, RANKS, "<frozen", "<string>")) or filename.endswith(
         "contextlib.py"
     )
@@ -157,12 +157,12 @@ def _origin(filename: str) -> tuple[bool, bool]:
 
 
 def torch_calls() -> Iterator[str]:
-    """The functions of torch.distributed that are being called, up to the one that the student called."""
+    """The functions of torch.distributed on the stack, up to the one that the student called."""
     return (code.co_name for code in _torch_codes() if code.co_filename == dist.distributed_c10d.__file__)
 
 
 def is_called_directly() -> bool:
-    """Whether torch.distributed is being called, and by no other part of torch."""
+    """Whether torch.distributed is called by code outside of torch."""
     direct = {dist.distributed_c10d.__file__, dist.c10d_logger.__file__}
     files = {code.co_filename for code in _torch_codes() if not code.co_filename.startswith(RANKS)}
     return bool(files) and files <= direct
@@ -181,7 +181,7 @@ def run_student(fn: Callable, rank: int, args: tuple) -> Any:
 
 
 def _caller() -> str:
-    """The line of the student's code that led here; failing that, of the course's."""
+    """The line of the student's code that led here; without one, the line of the course's code."""
     frame: Any = sys._getframe(2)
     line = ""
     while frame is not None and frame.f_code is not run_student.__code__:

@@ -238,7 +238,7 @@ def test_variables_around_the_function_are_seen() -> None:
     assert "sends nothing" in checks.ring_all_reduce(lambda tensor: tensor.mul_(scale)).message
 
 
-# What is new in a case
+# The news of a case
 
 
 def divides_the_frozen_parameter(model: nn.Module, samples: int) -> None:
@@ -363,8 +363,8 @@ def test_the_same_kind_of_exception_is_not_the_same_idea() -> None:
 def test_a_price_is_not_called_an_idea_that_costs_nothing() -> None:
     """If a mistake's result is right in this case, the same result does not prove that mistake."""
 
-    def breach(lefts: list[Any]) -> str:
-        return "Too many bytes." if lefts[0].sent[0].content.dtype == torch.float64 else ""
+    def breach(observed: list[Any]) -> str:
+        return "Too many bytes." if observed[0].sent[0].content.dtype == torch.float64 else ""
 
     part = make(breach=breach)
     part.mistake(sends(torch.float32))
@@ -386,7 +386,7 @@ def test_what_may_be_rounding_is_right() -> None:
 
 
 def test_a_check_never_raises_by_itself() -> None:
-    verdict = make(compared=lambda lefts: [{}][1:5])(doubled)
+    verdict = make(compared=lambda observed: [{}][1:5])(doubled)
     assert (verdict.outcome, verdict.message) == ("error", exercise.BROKEN)
 
 

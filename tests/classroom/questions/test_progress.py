@@ -1,4 +1,4 @@
-"""The file of answers: nothing written is ever lost, and nobody else can read it."""
+"""The file of answers: no note is ever lost, and nobody else can read it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from course_lib.classroom.runs.collectives import follow
+from course_lib.classroom.runs.collectives import run_collective
 from course_lib.figures.chunk_table import Sum
 
 EVERYONE = (0, 1, 2, 3)
@@ -22,13 +22,13 @@ def on_the_way(sums: list[Sum]) -> list[Sum]:
 
 @pytest.mark.parametrize("way", ["ring all-reduce", "tree all-reduce"])
 def test_after_an_all_reduce_everyone_has_the_sum_of_all(way: str) -> None:
-    _, sums = follow(way, 4)
+    _, sums = run_collective(way, 4)
     for rank in range(4):
         assert at_the_end(sums, rank) == dict.fromkeys(range(4), EVERYONE)
 
 
 def test_after_a_reduce_scatter_each_rank_has_one_complete_piece_its_own() -> None:
-    _, sums = follow("ring reduce-scatter", 4)
+    _, sums = run_collective("ring reduce-scatter", 4)
     for rank in range(4):
         complete = [piece for piece, members in at_the_end(sums, rank).items() if members == EVERYONE]
         assert complete == [rank]
@@ -36,13 +36,13 @@ def test_after_a_reduce_scatter_each_rank_has_one_complete_piece_its_own() -> No
 
 @pytest.mark.parametrize(("way", "source"), [("ring all-gather", None), ("tree broadcast", 0)])
 def test_after_an_all_gather_or_a_broadcast_everyone_has_each_piece_as_it_was(way: str, source: int | None) -> None:
-    _, sums = follow(way, 5)
+    _, sums = run_collective(way, 5)
     for rank in range(5):
         assert at_the_end(sums, rank) == {n: (n if source is None else source,) for n in range(5)}
 
 
 def test_in_a_ring_each_message_is_one_piece_for_the_neighbor_and_arrives_in_the_sum() -> None:
-    timeline, sums = follow("ring reduce-scatter", 4)
+    timeline, sums = run_collective("ring reduce-scatter", 4)
     sent = on_the_way(sums)
     assert len(sent) == 4 * 3
     assert timeline.makespan == pytest.approx(3 * 0.002)
@@ -57,7 +57,7 @@ def test_in_a_ring_each_message_is_one_piece_for_the_neighbor_and_arrives_in_the
 
 
 def test_in_a_tree_each_message_is_the_whole_tensor() -> None:
-    timeline, sums = follow("tree all-reduce", 4)
+    timeline, sums = run_collective("tree all-reduce", 4)
     pairs = [(one.source, one.target) for one in on_the_way(sums) if one.piece == 0]
     assert sorted(pairs) == [(0, 1), (0, 2), (1, 0), (2, 0), (2, 3), (3, 2)]
     assert len(on_the_way(sums)) == 4 * len(pairs)

@@ -16,7 +16,7 @@ def move(shown: Explorer, label: str, value: Any) -> None:
 
 
 def in_a_kernel(action: Callable[[], object], during: Callable[[], object] = lambda: None) -> None:
-    """Do something in an event loop, and let more turns of the loop pass than there are views to make."""
+    """Run an action in an event loop, and then more turns of the loop than there are views to make."""
 
     async def act() -> None:
         action()

@@ -58,7 +58,7 @@ def numbers_left_behind_by_a_layer(hidden: int, sequence: int) -> float:
 
 
 def fullest(samples: int, sequence: int) -> str:
-    """The event at which most is held in two steps of a small model."""
+    """The event with the most bytes held in two steps of a small model."""
     model = TinyGPT(GPTConfig(vocab=64, sequence=sequence, layers=2, hidden=64))
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.zeros(samples, sequence, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Q2, on real ranks: an order is right if every event comes after what it needs, and only then."""
+"""Q2, on real ranks: an order is right if and only if every event comes after those that it needs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_right_order_is_right_on_any_number_of_workers() -> None:
 
 
 def test_no_other_order_is_right() -> None:
-    """Two of the orders that can be run; the others are stopped on the ranks, as a test below sees."""
+    """Try two of the orders that can be run; the ranks refuse the others, as a test below shows."""
     runnable = [
         order
         for order in itertools.permutations(SOLUTION)

@@ -124,7 +124,7 @@ def test_each_half_of_an_all_reduce_sends_half_of_it() -> None:
     gather = counted(checks.all_gather, s.gathered_in_a_batch)
     assert scatter[SENT] == gather[SENT] == (size * 3 // 4,) * 2
     assert scatter[CALLS] == gather[CALLS] == (3, 3)
-    assert scatter[HELD][1] == 2 * size // 4  # the sum of a piece, and what arrives
+    assert scatter[HELD][1] == 2 * size // 4  # the sum of a piece, and an arriving piece
     assert gather[HELD][1] == size
     one_by_one, at_once = 3 * (0.005 + size / 4 / 6e5), 0.005 + 3 * size / 4 / 6e5
     assert scatter[IDLE] == (round(100 * one_by_one / (0.1 + one_by_one)),) * 2
@@ -146,7 +146,7 @@ def test_layers_are_gathered_twice_and_their_gradients_scattered_once() -> None:
     price = counted(checks.sharded_linear, checks.linear)
     layer = 16 * 16 * 8
     assert price[SENT] == (3 * 6 * layer * 3 // 4,) * 2
-    assert 2 * layer <= price[HELD][0] <= 4 * layer  # one layer, its gradient, and what travels and stays
+    assert 2 * layer <= price[HELD][0] <= 4 * layer  # one layer, its gradient, and sent and kept pieces
 
 
 def test_a_block_that_is_computed_twice_is_gathered_once_more_and_only_one_is_there_at_a_time() -> None:

@@ -1,4 +1,4 @@
-"""Which stage is enough, and what stage 3 sends: on real ranks."""
+"""The questions about the stage that is enough and about the traffic of stage 3, on real ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proofs of what the lesson on sharded data parallelism says."""
+"""Proofs of sentences in the lesson on sharded data parallelism."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def takes(name: str) -> float:
 
 
 def times_held_up() -> int:
-    """How often what travels holds rank 0 up, with more than a millisecond between two that are not one."""
+    """The number of exposed transfers of rank 0; those less than a millisecond apart count as one."""
     found = [span for span in sharded_step(3, 4, PACE).timeline.of(0) if span.kind == "transfer"]
     spans = sorted((span for span in found if span.duration and not span.background), key=lambda span: span.start)
     return 1 + sum(later.start - earlier.end > 1e-3 for earlier, later in pairwise(spans))
 
 
 def of_pytorch(rank: int) -> tuple[Any, float, float]:
-    """How a weight is cut; one that began differently on each rank; the mean gradient of unequal shares."""
+    """The shard of a weight; a weight that began differently on each rank; the mean gradient of unequal shares."""
     layer = torch.nn.Linear(2, 2, bias=False)
     with torch.no_grad():
         layer.weight.fill_(float(rank))
@@ -68,7 +68,7 @@ PROOFS: Proofs = {
     "$(8 + 8/N)\\,\\Psi$": lambda: counted("ZeRO-1")[3] == 8 + 8 / 4 + 4 / 4,
     "$(4 + 12/N)\\,\\Psi$": lambda: counted("ZeRO-2")[3] == 4 + 12 / 4,
     "$16/N\\,\\Psi$": lambda: counted("ZeRO-3")[3] == 16 / 4,
-    "traffic sticks out in three places: before the first layer, in the middle, where the last layer is wanted back at "
+    "traffic is exposed in three places: before the first layer, in the middle, where the last layer is wanted back at "
     "once, and after the last gradient.": lambda: times_held_up() == 3,
     "is still faster than stages 1 and 2 here": lambda: takes("ZeRO-3") < min(takes("ZeRO-1"), takes("ZeRO-2")),
     "Recomputing saves activations, which no stage does": lambda: (

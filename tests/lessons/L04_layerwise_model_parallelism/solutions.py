@@ -25,7 +25,7 @@ def by_the_course(costs: Costs, n_stages: int) -> list[range]:
 
 
 def by_a_limit(costs: Costs, n_stages: int) -> list[range]:
-    """Find the lowest limit under which filling stage after stage needs no more than n_stages."""
+    """Find the lowest limit with which filling stages one after the other needs no more than n_stages."""
     for limit in range(max(costs), sum(costs) + 1):
         stages: list[range] = []
         first = own = 0

@@ -99,7 +99,7 @@ def test_the_dearest_stage_decides_how_long_the_others_wait() -> None:
 def test_a_rank_sends_hidden_states_and_a_gradient_and_is_busy_for_a_quarter_of_the_time() -> None:
     price = counted(checks.forward_and_backward, s.with_two_functions)
     assert price[CALLS] == (2, 2)
-    widest = 4 + 2 * 3  # what arrives at the last rank; the one before it also returns 3 samples of 4 + 2 * 2
+    widest = 4 + 2 * 3  # the last rank's input; the rank before it also returns 3 samples of 4 + 2 * 2
     assert price[SENT] == (3 * 8 * (widest + 8),) * 2
     assert price[IDLE] == (75, 75)
 

@@ -1,4 +1,4 @@
-"""Proofs of what the lesson on layer-wise model parallelism says."""
+"""Proofs of sentences in the lesson on layer-wise model parallelism."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ einsum = y, 'torch.einsum("...i,oi->...o", x, weight) + bias'
 # row_parallel
 
 
-class SumAddends(torch.autograd.Function):
+class SumOfPartialSums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, addend: Tensor) -> Tensor:
-        return summed(addend)
+    def forward(ctx: Any, partial_sum: Tensor) -> Tensor:
+        return summed(partial_sum)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -36,14 +36,14 @@ class SumAddends(torch.autograd.Function):
 
 
 def row_with_a_function_of_its_own(x: Any, weight: Any, bias: Any) -> Any:
-    return SumAddends.apply(x @ weight.T) + bias
+    return SumOfPartialSums.apply(x @ weight.T) + bias
 
 
-g, start = "conjugate(addend, summed, unchanged)", "addend = F.linear(x, weight)"
-in_place = "(dist.all_reduce(addend.data) or addend)"
-differentiable = start, f"from torch.distributed.nn.functional import all_reduce; {start}", g, "all_reduce(addend)"
+g, start = "conjugate(partial_sum, summed, unchanged)", "partial_sum = F.linear(x, weight)"
+in_place = "(dist.all_reduce(partial_sum.data) or partial_sum)"
+differentiable = start, f"from torch.distributed.nn.functional import all_reduce; {start}", g, "all_reduce(partial_sum)"
 # The sum, but added to each rank's own part: every rank rounds differently.
-difference = "addend + (summed(addend.detach()) - addend.detach())"
+difference = "partial_sum + (summed(partial_sum.detach()) - partial_sum.detach())"
 
 # cut_heads
 
@@ -131,7 +131,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         row,
         row_of_differentiable_all_reduce=("added up once more on the way back", *differentiable),
         row_as_a_difference=("different numbers in their last digits", g, difference),
-        row_detached=("`the result[x.grad]` is not even of the right type", g, "summed(addend.detach())"),
+        row_detached=("`the result[x.grad]` is not even of the right type", g, "summed(partial_sum.detach())"),
         row_takes_the_largest=(
             "not what one process would have",
             g,

@@ -66,7 +66,7 @@ def test_heads_of_all_ranks_add_up_to_the_attention_of_pytorch(heads: int, width
     nn.init.zeros_(attention.out_proj.bias)
     unseen = torch.ones(3, 3, dtype=torch.bool).triu(1)
     expected, _ = attention(x, x, x, attn_mask=unseen, need_weights=False)
-    torch.testing.assert_close(sum(one["addend"] for one in found), expected.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(sum(one["partial sum"] for one in found), expected.detach(), rtol=1e-12, atol=1e-12)
     assert max(int(one["heads"]) for one in found) == -(-heads // N)
 
 

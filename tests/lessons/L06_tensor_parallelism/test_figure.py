@@ -24,7 +24,7 @@ FITTING = operations(
     ("f", "whole", "", "all-reduce", 0),
     ("A", "columns", "", "", 1),
     ("gelu", "columns", "", "", 0),
-    ("B", "addends", "", "", 1),
+    ("B", "partial sums", "", "", 1),
     ("g", "whole", "all-reduce", "", 0),
 )
 SENT = [(0, 1500), (0, 0), (0, 0), (0, 0), (1200, 0)]
@@ -44,7 +44,7 @@ def test_matrices_are_cut_and_what_goes_through_lies_as_the_pieces_say() -> None
     assert held("B") == [f"B: rank {rank} holds its rows" for rank in range(4)]
     assert held("gelu(u)") == [f"gelu(u): rank {rank} holds its columns" for rank in range(4)]
     assert held("x") == ["x: every rank holds all of it"]
-    assert held("y") == [f"y: rank {rank} holds an addend of all of it" for rank in range(4)] + [
+    assert held("y") == [f"y: rank {rank} holds a partial sum of all of it" for rank in range(4)] + [
         "y: every rank holds all of it"
     ]
 

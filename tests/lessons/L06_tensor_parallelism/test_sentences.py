@@ -41,7 +41,7 @@ def directions_of_the_widest(way: str) -> str:
 
 
 def in_pytorch(rank: int) -> dict[str, torch.Tensor]:
-    """Cut one block of a model with this rank's seed in PyTorch, and use it; returns all parameters."""
+    """Cut one block of a model with this rank's seed in PyTorch, and use it; return all parameters."""
     model = TinyGPT(GPTConfig(layers=1), seed=rank)
     cuts = dict.fromkeys(COLUMNS, ColwiseParallel()) | dict.fromkeys(ROWS, RowwiseParallel())
     block = parallelize_module(model.blocks[1], init_device_mesh("cpu", (2,)), cuts)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What Q9 changes, and what is kept in 32 bits."""
+"""The changes of Q9, and the numbers kept in 32 bits."""
 
 from __future__ import annotations
 

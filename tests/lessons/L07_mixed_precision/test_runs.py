@@ -107,7 +107,7 @@ def test_the_histogram_counts_powers_of_two() -> None:
 
 
 def test_the_histogram_shows_what_vanishes() -> None:
-    """All numbers below 2^-25 vanish, none from 2^-24 up; between them, those that round to the even zero."""
+    """All numbers below 2^-25 vanish, none from 2^-24 on; between them, only numbers that round to the even zero."""
     small = gradients(F32, 1 / GLOBAL)
     shares = exponents(small)
     is_zero = 1 - sum(shares.values())

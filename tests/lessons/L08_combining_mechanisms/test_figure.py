@@ -80,7 +80,7 @@ def test_what_was_predicted_stands_beside_what_was_sent() -> None:
 
 def test_the_sentence_says_the_shape_and_the_bytes() -> None:
     assert mesh_map((2, 2, 2), CUBE._replace(timeline=Timeline([], 8, "emulated")), PREDICTED).summary == (
-        "8 ranks as a block of dp 2 x pp 2 x tp 2; sent in a step (emulated): tensor (tp) 40 kB, pipeline (pp) 4 kB, "
+        "8 ranks as a grid of dp 2 x pp 2 x tp 2; sent in a step (emulated): tensor (tp) 40 kB, pipeline (pp) 4 kB, "
         "data (dp) 8 kB; to the byte what was predicted."
     )
 

@@ -58,7 +58,7 @@ def test_the_axes_of_a_mesh_are_those_of_the_mechanism() -> None:
 
 def test_the_ranks_of_a_mesh_can_be_used_again() -> None:
     HybridExperiment((1, 2, 1), samples=8).run()
-    assert pool.size_of("launch") == 2  # ranks that keep a group are not reused
+    assert pool.last_world_size("launch") == 2  # ranks that keep a group are not reused
 
 
 def test_a_mistake_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

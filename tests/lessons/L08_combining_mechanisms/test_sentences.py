@@ -1,4 +1,4 @@
-"""Proofs of what the lesson on combining mechanisms says."""
+"""Proofs of sentences in the lesson on combining mechanisms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def counted(rank: int) -> list[float]:
 
 
 def everything_adds_up() -> bool:
-    """The squares of all ranks are twice those of a replica, whose tensor ranks have again what they hold whole."""
+    """Sums of squares over ranks: all ranks have twice that of a replica, whose tensor ranks repeat whole tensors."""
     (cut0, whole0, tied0), (cut1, tied1), (cut2, whole2), (cut3,), *others = map(counted, range(8))
     everything = 2 * (cut0 + cut1 + cut2 + cut3 + 2 * (whole0 + whole2 + tied0 + tied1))
     return norms()[1] == pytest.approx(everything**0.5, abs=1e-4) and others == [[]] * 4
@@ -58,7 +58,7 @@ def replicas_wait_at_the_end() -> bool:
 
 
 def _on_two_axes(rank: int) -> tuple[list[str], str]:
-    """The axes of a weight that was cut and then sharded, and what clip_grad_norm_ says of it beside another."""
+    """The axes of a weight that was cut and then sharded, and the error of clip_grad_norm_ with it and another one."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8))
     parallelize_module(model, mesh["tp"], {"1": ColwiseParallel()})

@@ -1,4 +1,4 @@
-"""The checks of planning: right solutions beside the planner, the ledger and what ranks really send."""
+"""The checks of planning: right solutions beside the planner, the ledger and the bytes that ranks really send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proofs of what the lesson on planning says. Large searches are not repeated: nbval compares their output."""
+"""Proofs of sentences in the lesson on planning. Large searches are not repeated: nbval compares their output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def variants() -> tuple[list[float], list[float]]:
 
 
 def waits(kind: str) -> float:
-    """For which share of the time that its traffic takes a device waits."""
+    """The share of the traffic's time in which a device waits for it."""
     takes, waited = numbers(FLOWS, f"{kind} ")[-2:]
     return waited / takes
 

@@ -129,7 +129,7 @@ def test_each_answer_is_run_on_the_fleet_and_one_is_right(name: str, right: str)
 
 
 def test_what_the_debrief_says_of_a_node_full_of_tensor_ranks() -> None:
-    """It costs a small model on a slow bus three quarters of its time."""
+    """Tensor ranks cost a small model on a slow bus three quarters of its time."""
     said = questions.load("S4_costly").answer("a").outcome.happened
     assert "4.35 times as long: 1.3B on 8 RTX 4090" in said
     assert 1 - 1 / 4.35 > 0.75

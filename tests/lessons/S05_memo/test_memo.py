@@ -1,4 +1,4 @@
-"""The memo: kept as it is typed, its numbers compared with the planner's, and a page that needs no other files."""
+"""The memo: its text is kept while it is typed, its numbers are compared, and its page needs no other files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def good() -> Estimate:
 
 
 def write(name: str) -> dict[str, Any]:
-    """Write, commit and run all parts of an instructor's memo; returns the outcome of each."""
+    """Write, commit and run all parts of an instructor's memo; return the outcome of each."""
     found = {part: questions.load(part).answer(MEMOS[name].sections[part].text) for part in PARTS}
     return {part: feedback.right for part, feedback in found.items()}
 

@@ -2,4 +2,4 @@
 
 from course_lib.ranks import warm_up
 
-warm_up()  # it imports torch for the ranks while this process does
+warm_up()  # it imports torch for the ranks while this process imports it, too

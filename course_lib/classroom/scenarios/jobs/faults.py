@@ -1,14 +1,14 @@
 """A case with a fault: a healthy job, its possible faults, and the possible changes.
 
-A student decides four questions, one after the other. None has a key: each option is tried on the job.
+A student answers four questions, one after the other. None has a key: each option is tried on the job.
 
     NAME_symptom    what is different from last week?            the job's own reports, now and then
     NAME_suspect    what could look like this?                   a healthy job with that fault: does it report the same?
     NAME_measure    which measurement would tell them apart?     read with each remaining suspect: does it differ?
     NAME_change     what do you change?                          the job with that change: is it as it was?
 
-A case has those questions that have a page, and the page lists their options. Between them the student measures, which
-costs minutes of the cluster. A seed draws another culprit.
+A case asks the questions that have a page, which lists their options. Between them the student measures, which costs
+minutes of the cluster. A seed draws another culprit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from course_lib.figures import Picture, loss_curves, lost_time
 from course_lib.figures.axis import counted
 
 Changes = Mapping[str, Any]
-SLOWER, LESS = 0.97, 0.07  # a share of the samples per second; a rise of the loss
+SLOWER, LESS = 0.97, 0.07  # of the samples per second, a share; of the loss, a rise
 SLIGHTLY = 0.9  # share of the first loss
 A_CHANGE = 30  # minutes of the cluster: stop, change, start again from the checkpoint
 SYMPTOMS = {
@@ -88,7 +88,7 @@ class Incident:
     @cached_property
     def culprit(self) -> str:
         culprits = list(self.case.culprits)
-        round_, place = divmod(self.seed, len(culprits))  # every culprit once before any comes again
+        round_, place = divmod(self.seed, len(culprits))  # each culprit comes once before any comes again
         return Random(f"{self.case.name} {round_}").sample(culprits, len(culprits))[place]
 
     @cached_property
@@ -100,7 +100,7 @@ class Incident:
         return self.case.healthy.but(**self.case.culprits[culprit](Random(self.seed)))
 
     def evidence(self) -> Feedback:
-        """The evidence for anyone on call: reports, memory, configuration, changed settings, the log."""
+        """The evidence for the engineer on call: reports, memory, configuration, changed settings, the log."""
         jobs = {"last week": self.case.healthy, "now": self.job}
         memory = (f"{when}: {', '.join(f'{size / 1e6:.1f}' for size in job.memory)} MB" for when, job in jobs.items())
         said = {
@@ -126,7 +126,7 @@ class Incident:
         return sorted(Random(self.seed).sample(items(self._sections["log"].text), LINES))
 
     def measure(self, name: str) -> Feedback:
-        """Use an instrument; it costs its minutes the first time.
+        """Use an instrument; only the first use costs minutes.
 
         Raises ValueError for an unknown instrument.
         """

@@ -25,7 +25,7 @@ from course_lib.figures.palette import lines_of
 from course_lib.ranks import launch
 from course_lib.timeline import compute
 
-MESSAGE = 10_000_000  # bytes of a message that tests a link
+MESSAGE = 10_000_000  # bytes of a message to test a link
 
 
 class Signals(NamedTuple):
@@ -127,7 +127,7 @@ def _placement(job: Job) -> Reading:
 
 
 def _replicas(job: Job) -> Reading:
-    """Compare replicas with the first: the sum alone differs from last week's in any case, and tells nothing."""
+    """Compare replicas with the first one: their sum differs from last week's in any case, and tells nothing."""
     first, *others = (one.checksum for one in train(job.recipe))
     beside = enumerate((one - first for one in others), start=1)
     return Reading({f"replica {rank} less replica 0": _written(difference, "+.4f") for rank, difference in beside})

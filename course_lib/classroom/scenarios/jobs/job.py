@@ -55,7 +55,7 @@ class Job:
     layers: of each stage; () for equal numbers.
     buckets: messages for a replica's gradients, each sent as soon as its layers are done; 1: all at the end.
     in_turn: ranks 0, 2, 4 and 6 are on machine 0, in place of 0, 1, 2 and 3.
-    slow: a device that takes longer, and how many times as long.  between: the link between the machines.
+    slow: a slow device, and how many times as long it takes.  between: the link between the machines.
     recipe: the settings that decide what the job learns.
     """
 
@@ -72,7 +72,7 @@ class Job:
     recipe: TrainingRecipe = HEALTHY
 
     def but(self, **changes: object) -> Job:
-        """Change fields of the situation, or of its recipe; returns the new situation."""
+        """The situation with some of its fields changed, or fields of its recipe."""
         own = {name: changes.pop(name) for name in list(changes) if name not in TrainingRecipe._fields}
         return replace(self, recipe=self.recipe._replace(**changes), **own)  # type: ignore[arg-type]
 
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def configuration(self) -> list[str]:
-        """The engineers' settings, one line each, as they would write them down."""
+        """The engineers' settings, one line each."""
         one, adapts = self.recipe, "adapts" if self.recipe.dynamic else "is fixed"
         inside, between = (link.bandwidth / 1e6 for link in (INSIDE, self.between))
         kept, sums = 32 if one.master_weights else 16, str(one.sums).removeprefix("torch.")

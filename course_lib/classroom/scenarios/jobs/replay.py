@@ -1,7 +1,7 @@
-"""A training step without a model: all computing times and all messages, as devices and links see them.
+"""A training step without a model: all computing times and all messages of devices and links.
 
-Real ranks send real messages on an emulated clock, so a replay shows who waits for whom in a job of any size, in the
-time of a blink.
+Real ranks send real messages on an emulated clock, so a replay shows who waits for whom in a job of any size, in a
+blink.
 
     for each action of the schedule      receive, then for each layer: compute, all-reduce among tensor ranks; send on
     in the last backward pass            a bucket of gradients leaves when its layers are done

@@ -1,6 +1,6 @@
-"""The learning of a job: a small model is really trained in mixed precision, by the job's recipe.
+"""The training of a job: a small model is really trained in mixed precision, by the job's recipe.
 
-It stands for the job's large model, and its four ranks stand for the replicas.
+It stands for the job's large model; its four ranks stand for the replicas.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from course_lib.model import TinyGPT
 from course_lib.ranks import launch
 
 RANKS, BATCH, STEPS = 4, 32, 40
-GROWTH = 20  # good steps after which the scale grows; few, as a short training stands for a long one
+GROWTH = 20  # good steps after which the scale grows: few, since a short training stands for a long one
 
 
 class TrainingRecord(NamedTuple):
@@ -31,7 +31,7 @@ class TrainingRecord(NamedTuple):
 
     losses: of its share.  scales: of the loss.
     overflowed: whether its own gradient, before any sum, was not finite.
-    moved: the length of an update, as a share of the weights'; 0 if it was skipped.
+    moved: the norm of an update, as a share of the norm of the weights; 0 if it was skipped.
     checksum: of all weights at the end.
     """
 
@@ -48,14 +48,14 @@ class TrainingRecord(NamedTuple):
 
 @cache
 def train(recipe: TrainingRecipe) -> list[TrainingRecord]:
-    """Train by a recipe; the report of each rank."""
+    """Train by a recipe; return the report of each rank."""
     return launch(_train, RANKS, (recipe,)).results
 
 
 def _train(rank: int, recipe: TrainingRecipe) -> TrainingRecord:
     model, scaler = TinyGPT(SMALL, dtype=torch.float16), LossScaler(recipe.scale, recipe.dynamic, GROWTH)
     weights = nn.Parameter(flat(model.parameters()))
-    vector_to_parameters(weights, model.parameters())  # from now on they are views of it
+    vector_to_parameters(weights, model.parameters())  # from now on the parameters are views of it
     keeps: Any = MasterWeights if recipe.master_weights else RoundedWeights
     optimizer = keeps([weights], torch.optim.AdamW, scaler, lr=recipe.rate)
     (kept,) = optimizer.master_parameters

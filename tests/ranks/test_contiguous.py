@@ -1,4 +1,4 @@
-"""Tensors with gaps in memory: every operation is right with them, or refused with a way out."""
+"""Non-contiguous tensors: every operation is right with them, or refused with a way out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Layout = Callable[[torch.Tensor], torch.Tensor]
 
 
 def part(values: torch.Tensor, *rows: slice) -> torch.Tensor:
-    """These values as a view of a larger tensor, whose other numbers nobody may touch."""
+    """These values as a view of a larger tensor, whose other numbers must not change."""
     size = [3 * n for n in values.shape]
     view = torch.full(size, -9.0)[rows]
     view.copy_(values)
@@ -38,7 +38,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def values(rank: int, rows: int = 3, equal: bool = False) -> torch.Tensor:
-    """What a rank has: numbers that occur nowhere else, or rows that are equal and may be expanded ones."""
+    """The numbers of a rank: different ones everywhere, or equal rows, which can be expanded ones."""
     base = torch.arange(2.0).expand(rows, 2) if equal else torch.arange(2.0 * rows).view(rows, 2)
     return base + 100 * rank
 
@@ -55,7 +55,7 @@ def untouched(view: torch.Tensor) -> bool:
 
 
 class Case:
-    """One operation on one rank, its tensors laid out in some way: what came out, and what should have."""
+    """One operation on one rank with tensors in some layout: the results, and the expected ones."""
 
     def __init__(self, rank: int, given: Layout, taken: Layout, equal: bool, finish: Callable | None) -> None:
         self.rank, self.given, self.taken, self.equal, self.finish = rank, given, taken, equal, finish
@@ -171,7 +171,7 @@ WITH_GAPS = [name for name in LAYOUTS if name != "expanded"]
 
 
 def wrong_ones(rank: int, operation: str, finish: Callable | None = None) -> list[tuple[str, str, str]]:
-    """The layouts of what is given and taken with which an operation does not do what it should."""
+    """The layouts of inputs and outputs with which an operation gives wrong results."""
     found = []
     for given in WITH_GAPS if operation in IN_PLACE else LAYOUTS:
         for taken in [given] if operation in IN_PLACE else WITH_GAPS:

@@ -1,4 +1,4 @@
-"""An operation names a rank that is not there: refused at once, where it would wait for ever."""
+"""Operations on a rank that does not exist: refused at once, where they would wait for ever."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def refusal(call, *arguments):
 
 
 def refusals(own, names, group, **choice):
-    """What each operation says to a rank named in this way, by its name."""
+    """The error of each operation for a rank named in this way, by the operation's name."""
     group = in_group(own) if group == "two of four" else None
     if group is None and dist.get_world_size() == 4:
         return {}

@@ -1,4 +1,4 @@
-"""The ranks that an operation names: one that is not there is refused at once, where gloo would wait for it."""
+"""The rank arguments of an operation (src, dst, group_dst): an invalid one is refused, where gloo would wait for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RING_IN_GROUP = "A ring in a group closes with group ranks: (dist.get_rank(grou
 
 
 def check(group: Any, operation: str, rank: Any, group_rank: Any) -> None:
-    """Raise ValueError unless a group has this rank (or this group rank), and a message goes to another one."""
+    """Raise ValueError unless the group has this rank (or group rank) and a message goes to another rank."""
     ranks = group.ranks
     named, choices = (group_rank, range(len(ranks))) if rank is None else (rank, ranks)
     is_own = named == choices[group.place]
@@ -46,7 +46,7 @@ def _there_are(ranks: list[int], choices: Sequence[int], is_world: bool) -> str:
 
 
 def check_before_torch() -> None:
-    """Check ranks before torch looks at them: in a group it objects itself, and says little."""
+    """Check the ranks before torch does, whose error says little."""
     canonicalize = c10d._canonicalize_group_rank
 
     def checked(group: Any, rank: Any = None, group_rank: Any = None, return_global: bool = False) -> int:

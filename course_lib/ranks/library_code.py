@@ -1,4 +1,4 @@
-"""Whose code a file holds: Python's, a package's, the course's, or the student's."""
+"""Library code and the student's code: which of the two a file holds."""
 
 from __future__ import annotations
 

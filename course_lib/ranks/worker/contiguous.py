@@ -1,0 +1,76 @@
+"""Non-contiguous tensors: an operation works on contiguous copies, and what it writes is copied back.
+
+gloo takes a tensor's numbers side by side from the first one on, whatever the strides. Of the column x[:, 0] it
+would reduce one number, and then the neighbours of that number, without a word:
+
+    x[:, 0]  --contiguous()-->  copy  --all_reduce-->  copy  --copy_ when it is waited for-->  x[:, 0]
+
+On an emulated clock an asynchronous operation always works on copies. So whatever a program does to its tensors before
+it waits is lost, where it would otherwise depend on who is first. Only another operation on the same tensors finds
+what a collective before it has left there, as in the stream of a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+Copies = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def arguments(name: str, written: Any, *others: Any, always: bool = False) -> tuple[list[Any], Copies]:
+    """Contiguous arguments for an operation that writes into the first, and pairs of a tensor and its copy.
+
+    written, others: tensors, or lists of them.  always: copy contiguous tensors, too.
+    Raises ValueError if two of the numbers that it writes share a place in memory.
+    """
+    tensors = flatten(written)
+    _refuse_overlap(name, tensors)
+    copies = copied(written, always)
+    pairs = [pair for pair in zip(tensors, flatten(copies), strict=True) if pair[0] is not pair[1]]
+    return [copies, *(copied(other, always) for other in others)], pairs
+
+
+def flatten(tensors: Any) -> list[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [tensor for item in tensors for tensor in flatten(item)]
+
+
+def storages(value: Any) -> set[int]:
+    """The addresses of the storages of all tensors among these arguments."""
+    if isinstance(value, torch.Tensor):
+        return {value.untyped_storage().data_ptr()} if value.layout == torch.strided else set()
+    return set().union(*map(storages, value)) if isinstance(value, list | tuple) else set()
+
+
+def copied(value: Any, always: bool = False) -> Any:
+    """The same, with contiguous copies in place of tensors that are not contiguous, or of all."""
+    if not isinstance(value, torch.Tensor):
+        return [copied(item, always) for item in value] if isinstance(value, list) else value
+    if not _has_gaps(value) and not (always and value.layout == torch.strided):
+        return value
+    with _disable_current_modes():  # the copy does not count as memory of the student's code
+        return value.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _has_gaps(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_contiguous()
+
+
+def _refuse_overlap(name: str, tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if _has_gaps(tensor) and 0 in tensor.stride():
+            raise ValueError(
+                f"{name} would write into a tensor that shows the same numbers several times, as expand() makes them. "
+                "Give it a tensor with a place for each: x = x.contiguous()."
+            )
+    starts = [tensor.data_ptr() for tensor in tensors if len(tensors) > 1 and tensor.numel()]
+    if len(set(starts)) < len(starts):
+        n = len(tensors)
+        raise ValueError(
+            f"{name} would write all its results into one tensor: [tensor] * {n} is {n} times the same. "
+            f"Make {n} tensors: [torch.zeros(2) for _ in range({n})]."
+        )

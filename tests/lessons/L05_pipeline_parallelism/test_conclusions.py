@@ -1,0 +1,93 @@
+"""Conclusions of the lesson on pipeline parallelism, confirmed elsewhere."""
+
+from __future__ import annotations
+
+from math import isclose
+
+import pytest
+
+from course_lib.planner import Cluster, Plan, estimate, simulate
+from course_lib.planner.models import GPT3
+from course_lib.schedules import SCHEDULES, peak_in_flight
+from tests.lessons.conclusions import Conclusion, confirm
+
+NAME = "pipeline_parallelism"
+A100 = Cluster(nodes=16)
+
+
+def step(name: str, ranks: int, micro_batches: int, last: float = 0, transfer: float = 0, each: int = 1) -> float:
+    """Seconds of a step whose forward, input and weight passes take 1 second on a rank. last: more of each on the last
+    stage. each: stages on a rank."""
+    seconds = [1 / each] * (ranks * each)
+    seconds[-1] += last
+    schedule = SCHEDULES[name](ranks * each, micro_batches)
+    return simulate(schedule, seconds, seconds, seconds, transfer).makespan
+
+
+def lost(name: str, each: int) -> float:
+    return step(name, 16, 64, last=0.25, each=each) - step(name, 16, 64, each=each)
+
+
+def seconds_of(micro_batch: int, recompute: str = "none") -> float:
+    plan = Plan(dp=4, tp=4, pp=8, micro_batch=micro_batch, schedule="1f1b", recompute=recompute)
+    return estimate(GPT3["13B"], A100, plan, 256).step_time.total
+
+
+CONCLUSIONS = [
+    Conclusion(
+        "Filling and draining leave a bubble of $(p-1)/(m+p-1)$: more micro-batches make it smaller, more "
+        "stages larger.",
+        "Huang et al. 2019, section 2.3: 8 stages and 32 micro-batches, 0.1795; Qi et al. 2024, table 5: 0.2431 "
+        "with the messages of 8 A100s and 24 micro-batches, 0.1985 with 32",
+        lambda: (
+            round(7 / (32 + 7), 4) == 0.1795
+            and isclose(7 / (24 + 7), 0.2431, abs_tol=0.02)
+            and isclose(7 / (32 + 7), 0.1985, abs_tol=0.02)
+        ),
+    ),
+    Conclusion(
+        "GPipe and 1F1B have the same bubble. GPipe holds all $m$ micro-batches, 1F1B at most $p$.",
+        "64 stages, 512 micro-batches",
+        lambda: (
+            isclose(step("gpipe", 64, 512), step("1f1b", 64, 512))
+            and max(peak_in_flight(SCHEDULES["gpipe"](64, 512))) == 512
+            and max(peak_in_flight(SCHEDULES["1f1b"](64, 512))) == 64
+        ),
+    ),
+    Conclusion(
+        "Interleaving and zero-bubble schedules make the bubble smaller, for more messages or more memory. They cure "
+        "no uneven cut.",
+        "16 ranks, 64 micro-batches, a quarter more on the last rank: with 1, 2 and 4 stages on each the same is lost, "
+        "and zero bubble loses more",
+        lambda: (
+            step("zb_h1", 16, 64) < step("interleaved_1f1b", 16, 64, each=2) < step("1f1b", 16, 64)
+            and isclose(lost("1f1b", 1), lost("interleaved_1f1b", 2))
+            and isclose(lost("1f1b", 1), lost("interleaved_1f1b", 4))
+            and lost("zb_h1", 1) >= lost("1f1b", 1)
+        ),
+    ),
+    Conclusion(
+        "The size of a micro-batch has an optimum: overhead grows below it, idle time and memory above.",
+        "the planner: 13 billion parameters on 128 A100s in 8 stages",
+        lambda: seconds_of(1) > min(map(seconds_of, (2, 4, 8))) < seconds_of(16),
+    ),
+    Conclusion(
+        "A backward pass takes about as long as two forward passes, so a second forward pass makes a third more to "
+        "compute.",
+        "the planner, same plan: what a step computes with full recomputation",
+        lambda: 1.25 < seconds_of(2, "full") / seconds_of(2) < 4 / 3 + 0.01,
+    ),
+    Conclusion(
+        "In 1F1B a rank soon needs what its neighbor has just sent, so every message delays somebody",
+        "16 ranks, 64 micro-batches, messages of a tenth of a pass",
+        lambda: (
+            step("1f1b", 16, 64, transfer=0.1) / step("1f1b", 16, 64)
+            > step("gpipe", 16, 64, transfer=0.1) / step("gpipe", 16, 64) + 0.03
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("conclusion", CONCLUSIONS, ids=lambda one: one.sentence[:40])
+def test_it_holds_elsewhere(conclusion: Conclusion) -> None:
+    confirm(NAME, conclusion)
