@@ -5,10 +5,8 @@ Another model, seed, format or length than on the page; or a figure that somebod
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 from itertools import islice
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -21,19 +19,13 @@ from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import Cluster, Plan, memory
 from lessons.L07_mixed_precision.few_bits import FP4, FP8, MXFP8, NVFP4, Quantizer
 from lessons.L07_mixed_precision.runs import running_sum, share_moved
+from tests.lessons.conclusions import Conclusion, confirm
 from tests.lessons.L07_mixed_precision.page import page
 
+NAME = "mixed_precision"
 DEEPER = GPTConfig(layers=2, hidden=48, heads=3)  # the page has one layer, and 32 hidden
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ALL_TOKENS, SEED = 2**17, 5
-
-
-class Conclusion(NamedTuple):
-    """A conclusion of the page, the setting that confirms it, and the assertion."""
-
-    idea: str
-    elsewhere: str
-    holds: Callable[[], object]
 
 
 def minibatches(steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -82,32 +74,32 @@ def off(low: Quantizer, outlier: float) -> float:
 
 CONCLUSIONS = [
     Conclusion(
-        "a long sum stalls where its last digit is larger than twice what is added",
+        "Three things go wrong in 16 bits: a long sum stalls, a small update rounds away, a small gradient becomes zero.",
         "other numbers: 3 to which 1/64 is added in bfloat16, and 0.1 from 0 in float16",
         lambda: set(running_sum(3, 1 / 256, 50, BF16)) == {3.0} and running_sum(0, 0.1, 4000, FP16)[-1] == 256,
     ),
     Conclusion(
-        "the smaller the learning rate, the fewer weights of 16 bits still learn",
+        "The smaller the learning rate, the fewer weights are left that still learn",
         "SGD in a deeper model, where the page has AdamW",
         lambda: 0.9 > moved(1e-1) > 2 * moved(1e-2) > 4 * moved(1e-3) > 0,
     ),
     Conclusion(
-        "mixed precision takes 16 bytes for each weight, or 18 with gradients in 32 bits",
+        "You will read three different numbers for that, and they differ in the gradients:",
         "Rajbhandari et al. 2020, section 3.1: 2 + 2 + 12; Megatron-LM's distributed optimizer: 18 without sharding",
         lambda: (sum(memory.recipe(Plan())), sum(memory.recipe(Plan(fp32_gradients=True)))) == (16, 18),
     ),
     Conclusion(
-        "bfloat16 with master weights learns as float32 does",
+        "Half the bytes, and it learns as well.",
         "a deeper model, and minibatches of half the size",
         lambda: fall(BF16) == pytest.approx(fall(FP32), rel=0.05),
     ),
     Conclusion(
-        "float16 needs no loss scale if the loss is divided by its own tokens",
+        "divided by its own tokens, our model trains in float16 as in float32",
         "a deeper model; Micikevicius et al. 2018, section 4.1: none for image classifiers",
         lambda: fall(FP16) == pytest.approx(fall(FP32), rel=0.05),
     ),
     Conclusion(
-        "divided by all tokens of a large minibatch it needs one",
+        "float16 has more digits, and whether it needs scaling depends on the model and on what its loss is divided by.",
         "a deeper model, and twice as many micro-batches of half the size",
         lambda: (
             fall(FP16, ALL_TOKENS) < 0.75 * fall(FP32)
@@ -115,7 +107,7 @@ CONCLUSIONS = [
         ),
     ),
     Conclusion(
-        "an outlier takes the range from all that share its scale: FP4 loses it all, FP8 bears a factor of a hundred",
+        "An outlier takes the range away from all that share its scale.",
         "numbers a thousand times smaller, in another shape",
         lambda: (
             off(FP4, 100) > 0.9
@@ -125,18 +117,18 @@ CONCLUSIONS = [
         ),
     ),
     Conclusion(
-        "with an outlier 8 bits follow float32; in 4 bits one scale falls far behind, and blocks do not",
+        "In 8 bits both follow float32. In 4 bits one scale falls far behind, and blocks come most of the way.",
         "a deeper model, and an outlier of half the size",
         lambda: max(end(FP8), end(MXFP8)) < end(None) + 0.1 and end(FP4) - end(None) > 2 * (end(NVFP4) - end(None)),
     ),
     Conclusion(
-        "a GPU multiplies faster with half the bits",
+        "An H100 multiplies numbers of 8 bits",
         "data sheets: H100 SXM with 989.4 TFLOP/s in 16 bits and 1,978.9 in 8; A100 has no circuits for 8 bits",
         lambda: [round(Cluster("H100-80GB").spec.peak[name] / 1e12, 1) for name in ("bf16", "fp8")] == [989.4, 1978.9],
     ),
 ]
 
 
-@pytest.mark.parametrize("conclusion", CONCLUSIONS, ids=lambda one: one.idea)
+@pytest.mark.parametrize("conclusion", CONCLUSIONS, ids=lambda one: one.sentence[:40])
 def test_it_holds_elsewhere(conclusion: Conclusion) -> None:
-    assert conclusion.holds(), f"{conclusion.idea}: not so with {conclusion.elsewhere}"
+    confirm(NAME, conclusion)
