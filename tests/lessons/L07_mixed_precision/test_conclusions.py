@@ -74,8 +74,8 @@ def off(low: Quantizer, outlier: float) -> float:
 
 CONCLUSIONS = [
     Conclusion(
-        "Three things go wrong in 16 bits: a long sum stalls, a small update rounds away, a small gradient becomes zero.",
-        "other numbers: 3 to which 1/64 is added in bfloat16, and 0.1 from 0 in float16",
+        "a long sum stalls, a small update rounds away, a small gradient becomes zero.",
+        "other numbers: 3 to which 1/256 is added in bfloat16, and 0.1 from 0 in float16",
         lambda: set(running_sum(3, 1 / 256, 50, BF16)) == {3.0} and running_sum(0, 0.1, 4000, FP16)[-1] == 256,
     ),
     Conclusion(
@@ -99,7 +99,7 @@ CONCLUSIONS = [
         lambda: fall(FP16) == pytest.approx(fall(FP32), rel=0.05),
     ),
     Conclusion(
-        "float16 has more digits, and whether it needs scaling depends on the model and on what its loss is divided by.",
+        "whether it needs scaling depends on the model and on what its loss is divided by.",
         "a deeper model, and twice as many micro-batches of half the size",
         lambda: (
             fall(FP16, ALL_TOKENS) < 0.75 * fall(FP32)
