@@ -43,7 +43,7 @@ def per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[RoundedWeig
 
 def sixteen_bytes() -> bool:
     """Whether weight, gradient and Adam's two numbers take 16 bytes."""
-    return per_weight(torch.float32, RoundedWeights) == (4, 4, 8, 0)
+    return per_weight(torch.float32, RoundedWeights) == (4, 4, 0, 8, 0)
 
 
 def days(name: str) -> float:
@@ -233,13 +233,11 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
         ),
     },
     "bytes_per_weight": {
-        "In float32 they are 16.": sixteen_bytes,
-        "2 for the weight, 2 for its gradient, 8 for AdamW's two numbers, and 4 for the master weight: as many as "
-        "before.": lambda: (
-            per_weight(torch.float16, MasterWeights) == (2, 2, 8, 4)
-            and sum(per_weight(torch.float16, MasterWeights)) == sum(per_weight(torch.float32, RoundedWeights))
+        "2 for the weight and 2 for the gradient that has just been computed, both in bfloat16. In 32 bits are the sum "
+        "of the gradients so far, 4, AdamW's two numbers, 8, and the master weight, 4.": lambda: (
+            per_weight(torch.bfloat16, MasterWeights) == (2, 2, 4, 8, 4)
         ),
-        "they are one more copy, of 4 bytes": lambda: per_weight(torch.float16, MasterWeights)[-1] == 4,
+        "In float32 it would be less, 16": sixteen_bytes,
     },
     "why_mixed_precision": {
         "Smaller by half: activations and messages.": lambda: torch.float16.itemsize / torch.float32.itemsize == 1 / 2,
@@ -247,7 +245,7 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
             torch.float16.itemsize / torch.float32.itemsize == 1 / 2
         ),
         "16 bytes for each parameter before and 2 + 2 + 12 after (18 with gradients in 32 bits, 20 with both)": (
-            lambda: sixteen_bytes() and per_weight(torch.float16, MasterWeights) == (2, 2, 8, 4)
+            lambda: sixteen_bytes() and per_weight(torch.float16, MasterWeights) == (2, 2, 4, 8, 4)
         ),
         "In float16 squares become zero first, and so does the small number that is added to them: 0 / 0.": lambda: (
             torch.tensor(1e-4, dtype=torch.float16).square() == 0 == torch.tensor(1e-8, dtype=torch.float16)
