@@ -108,7 +108,8 @@ def _used(styles: Mapping[str, Style], values: Parts) -> dict[str, Style]:
 
 def _time_parts(estimate: Estimate) -> dict[str, float]:
     parts = estimate.step_time.parts
-    return {part: parts["tensor"] + parts["context"] if part == "inside" else parts[part] for part in TIME_PARTS}
+    inside = parts["tensor"] + parts["context"] + parts["experts"]
+    return {part: inside if part == "inside" else parts[part] for part in TIME_PARTS}
 
 
 def _memory_summary(held: Parts, capacity: float | None) -> str:

@@ -106,6 +106,30 @@ def ring_through_nodes(op: str, n_bytes: float, group: Group, cluster: Cluster) 
     return seconds - ROUNDS[op] * (group.size - group.nodes) * (link.latency - inside.latency)
 
 
+def reached(places: int, copies: int) -> float:
+    """How many of these places have one of a token's experts, on average."""
+    return places * (1 - (1 - 1 / places) ** copies)
+
+
+def all_to_all_bytes(n_bytes: float, copies: int, ranks: Group) -> tuple[float, float]:
+    """Bytes that a member sends inside its node and out of it, with n_bytes of tokens for so many experts each.
+
+    A token travels once to each node and there once to each device with one of its experts, as in DeepEP (DeepSeek-AI
+    2024, "DeepSeek-V3 Technical Report", section 3.2.2); all nodes and devices are equally likely.
+    """
+    inside = reached(ranks.size, copies) * (ranks.per_node - 1) / ranks.per_node
+    return n_bytes * inside, n_bytes * reached(ranks.nodes, copies) * (ranks.nodes - 1) / ranks.nodes
+
+
+def all_to_all_seconds(n_bytes: float, copies: int, ranks: Group, cluster: Cluster) -> float:
+    """The time of an all-to-all: both links are in use at once, and the slower one decides."""
+    if ranks.size == 1:
+        return 0.0
+    links = cluster.inside_link, cluster.between_link
+    sent = all_to_all_bytes(n_bytes, copies, ranks)
+    return max(message_seconds(size, link) for size, link in zip(sent, links, strict=True) if size)
+
+
 def message_seconds(n_bytes: float, link: Interconnect) -> float:
     """The time of a message from one device to another."""
     return link.launch + link.latency + n_bytes / link.achieved

@@ -23,12 +23,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from course_lib.planner.hardware import Device
-from course_lib.planner.spec import ModelSpec, Slice
+from course_lib.planner.spec import Matrix, ModelSpec, Slice
 
 TILE = 128 * 256  # results that one core computes at a time: the large tile of vendors' libraries
 WAVE = 0.5  # the part of the last wave of tiles that is idle on average
 # Factor on the bytes where small kernels are not fused: fusing made 175B 19% faster (SC21 paper, section 5.8).
 UNFUSED = 3.5
+# Reads and writes of each routed copy: sorted by device, then by expert; back by device, and summed up for its token.
+ROUTING = 7
 KERNEL = 4e-6  # seconds that a kernel needs to begin and end
 BACKWARD_BYTES = 1.5  # a kernel that reads x and writes y forward, reads x and dy and writes dx backward
 SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}  # bytes of an activation; fp8 is for products only
@@ -71,24 +73,19 @@ class LayerTimes(NamedTuple):
 
 def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     """One layer on one of tp x cp devices, from the shapes of what each of them computes."""
-    tp, precision = cut.tp, cut.precision
+    precision = cut.precision
     tokens = cut.micro_batch * model.sequence / cut.cp
     attention, attention_backward = _attention(model, device, cut)
-    products = [
-        Product(tokens, (model.hidden + 2 * model.key_value_width) / tp, model.hidden),
-        Product(tokens, model.hidden, model.hidden / tp),
-        Product(tokens, model.up_width / tp, model.hidden),
-        Product(tokens, model.hidden, model.ffn_width / tp),
-    ]
+    products = [*(product_of(matrix, tokens, cut) for matrix in model.matrices()), *_expert_products(model, cut)]
     small = small_kernel_seconds(_layer_bytes(model, cut, tokens), device, cut)
     # Gradients of biases and norms are sums over all tokens, so what comes in from above is read once more.
-    summed = 4 * model.hidden + (sum(p.n for p in products) if model.biases else 0)
+    summed = 4 * model.hidden + (sum(p.n for p in products if p.m == tokens) if model.biases else 0)
     bias = streaming_seconds(SIZE[precision] * tokens * summed, device)
     forward = sum(product_seconds(p, device, precision) for p in products)
-    inputs = sum(product_seconds(Product(p.m, p.k, p.n), device, precision) for p in products)
-    weights = sum(product_seconds(Product(p.k, p.n, p.m), device, precision) for p in products)
+    inputs = sum(product_seconds(Product(p.m, p.k, p.n, p.batch), device, precision) for p in products)
+    weights = sum(product_seconds(Product(p.k, p.n, p.m, p.batch), device, precision) for p in products)
     # The gradients of a micro-batch are added to those of the ones before: two reads and a write, and one write before.
-    added = streaming_seconds(4 * SIZE[precision] * sum(p.k * p.n for p in products), device)
+    added = streaming_seconds(4 * SIZE[precision] * sum(p.k * p.n * p.batch for p in products), device)
     return LayerTimes(
         forward + attention + small + 6 * KERNEL,
         inputs + attention_backward + BACKWARD_BYTES * small + 9 * KERNEL,
@@ -97,10 +94,30 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     )
 
 
+def product_of(matrix: Matrix, tokens: float, cut: Slice) -> Product:
+    """The product of one device. What tensor ranks do not cut they share by positions, if they share those at all."""
+    if matrix.cut == "columns":
+        return Product(tokens, matrix.outputs / cut.tp, matrix.inputs)
+    if matrix.cut == "rows":
+        return Product(tokens, matrix.outputs, matrix.inputs / cut.tp)
+    return Product(tokens / (cut.tp if cut.sequence_parallel else 1), matrix.outputs, matrix.inputs)
+
+
+def routed_tokens(model: ModelSpec, cut: Slice) -> float:
+    """Copies of tokens that the experts of the busiest device receive in one micro-batch: top-k for each token."""
+    return model.active_experts * model.imbalance * cut.micro_batch * model.sequence / (cut.cp * cut.tp)
+
+
+def _expert_products(model: ModelSpec, cut: Slice) -> list[Product]:
+    """The products of a device's experts, each with an equal part of the copies."""
+    here, copies = model.experts // cut.ep, routed_tokens(model, cut)
+    return [Product(copies / here, one.outputs, one.inputs, here) for one in model.mlp(model.expert_width) if here]
+
+
 def _attention(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, float]:
     """Seconds forward and backward of the attention itself, between the projections."""
     precision = product_precision(cut)
-    heads, width = cut.micro_batch * model.heads / cut.tp, model.hidden // model.heads
+    heads, width = cut.micro_batch * model.heads / cut.tp, model.attention_width // model.heads
     rows = model.sequence / cut.cp
     scores = Product(rows, model.sequence, width, heads)
     # One kernel, which skips the masked half; backward recomputes the scores: 5 products, not 2.
@@ -123,14 +140,16 @@ def _layer_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
     queries, keys, values and what attention makes of them are laid out anew; the MLP's activation function.
     """
     sums = (6 + (1 if model.dropout else 0)) * model.hidden / (cut.tp if cut.sequence_parallel else 1)
-    layout = 2 * (2 * model.hidden + 2 * model.key_value_width) / cut.tp
-    return SIZE[cut.precision] * tokens * (sums + layout) + _pointwise_bytes(model, cut, tokens)
+    layout = 2 * (2 * model.attention_width + 2 * model.key_value_width) / cut.tp
+    moved = tokens * (sums + layout) + ROUTING * routed_tokens(model, cut) * model.hidden
+    return SIZE[cut.precision] * moved + _pointwise_bytes(model, cut, tokens)
 
 
 def _pointwise_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
     """Bytes of the two norms and the activation function."""
     norms = 4 * model.hidden / (cut.tp if cut.sequence_parallel else 1)
-    return SIZE[cut.precision] * tokens * (norms + (model.up_width + model.ffn_width) / cut.tp)
+    experts = routed_tokens(model, cut) * (model.gates + 1) * model.expert_width
+    return SIZE[cut.precision] * (tokens * (norms + (model.up_width + model.mlp_width) / cut.tp) + experts)
 
 
 def product_precision(cut: Slice) -> str:

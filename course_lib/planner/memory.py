@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from course_lib.planner.bubbles import in_flight
-from course_lib.planner.compute import SIZE
+from course_lib.planner.compute import SIZE, routed_tokens
 from course_lib.planner.hardware import GiB
 from course_lib.planner.spec import Depth, ModelSpec, Parameters, Plan, Slice, layers_of_stages
 
@@ -89,10 +89,12 @@ def memory_of(ranks: Iterable[int], model: ModelSpec, plan: Plan, n_micro_batche
     again, kept = (layer_activations(model, plan.slice, recompute) for recompute in (plan.recompute, "none"))
     of_layer = plan.recomputed * again + (1 - plan.recomputed) * kept
     buffers = _buffers(model, plan, tokens, whole)
-    libraries = DRIVER + CHANNELS * sum(size > 1 for size in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp))
+    libraries = DRIVER + CHANNELS * sum(size > 1 for size in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp, plan.ep))
     for rank in ranks:
         held, layers, is_first, is_last = rank_shape(model, plan.depth, rank)
-        parameters, gradients, optimizer = model_state(share(held.cut, plan.tp) + held.whole, plan)
+        everywhere = model_state(share(held.cut, plan.tp) + held.whole, plan)
+        experts = model_state(held.routed // plan.ep, plan, plan.expert_sharing)
+        parameters, gradients, optimizer = map(sum, zip(everywhere, experts, strict=True))
         micro_batches = in_flight(plan, rank, n_micro_batches) / plan.virtual_stages
         activations = micro_batches * layers * of_layer
         if plan.recompute == "full":  # the layer that is being computed again
@@ -104,9 +106,12 @@ def memory_of(ranks: Iterable[int], model: ModelSpec, plan: Plan, n_micro_batche
         yield Memory(parameters, gradients, optimizer, activations, logits, buffers, margin + libraries, rank)
 
 
-def model_state(parameters: int, plan: Plan) -> tuple[int, int, int]:
-    """Bytes of parameters, gradients and optimizer state on a device that has so many parameters before ZeRO."""
-    size, shared = recipe(plan), share(parameters, plan.sharing)
+def model_state(parameters: int, plan: Plan, sharing: int | None = None) -> tuple[int, int, int]:
+    """Bytes of parameters, gradients and optimizer state on a device that has so many parameters before ZeRO.
+
+    sharing: over how many replicas ZeRO shards them; None: over the plan's, which are not those of experts.
+    """
+    size, shared = recipe(plan), share(parameters, sharing or plan.sharing)
     return (
         size.parameter * (shared if plan.zero >= 3 else parameters),
         size.gradient * (shared if plan.zero >= 2 else parameters),
@@ -154,12 +159,14 @@ def layer_activations(model: ModelSpec, cut: Slice, recompute: str) -> float:
     whole = tokens * h * (norms + 2 * mask) / (cut.tp if cut.sequence_parallel else 1)  # into and out of norms; masks
     if recompute == "full":
         return tokens * h * size / (cut.tp if cut.sequence_parallel else 1)
-    heads = tokens * size * (2 * h + 2 * model.key_value_width)  # queries, keys, values, and what goes into `out`
-    mlp = tokens * size * (model.up_width + (0 if again else model.ffn_width))
+    # Queries, keys, values, and what goes into `out`.
+    heads = tokens * size * (2 * model.attention_width + 2 * model.key_value_width)
+    mlp = tokens * size * (model.up_width + (0 if again else model.mlp_width))
     scores = 0.0
     if not model.flash_attention and recompute == "none":  # after softmax, the mask, and after dropout
         scores = tokens * model.sequence * model.heads * (size + mask * (1 + size))
-    return whole + (heads + mlp + scores) / cut.tp
+    experts = model.hidden + (model.gates + (0 if again else 1)) * model.expert_width  # inputs, too: they are copies
+    return whole + (heads + mlp + scores) / cut.tp + routed_tokens(model, cut) * size * experts
 
 
 def _logits(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
@@ -176,15 +183,17 @@ def _buffers(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float
     that ZeRO-3 gathers.
     """
     size, layer = recipe(plan), model.layer_parameters
+    held = layer.cut / plan.tp + layer.whole + layer.routed / plan.ep
     message = tokens * model.hidden * SIZE[plan.precision]
     scores = 0.0 if model.flash_attention else tokens * model.sequence * model.heads
-    total = 2 * SIZE[plan.precision] * max(scores, tokens * model.up_width) / plan.tp
+    copies = routed_tokens(model, plan.slice) * max(model.hidden, model.gates * model.expert_width)
+    total = 2 * SIZE[plan.precision] * (max(scores, tokens * model.up_width) / plan.tp + copies)
     total += 2 * message * whole if plan.pp > 1 else 0.0
     total += message if plan.sequence_parallel else 0.0
     if plan.dp * plan.cp > 1:
         total += BUCKET
     if plan.zero >= 2 and plan.pp > 1:  # summed over consecutive micro-batches
-        total += (layer.cut / plan.tp + layer.whole) * size.gradient * -(-model.layers // plan.depth.n_stages)
+        total += held * size.gradient * -(-model.layers // plan.depth.n_stages)
     if plan.zero == 3:  # parameters of this layer and the next, gradients of this one
-        total += (layer.cut / plan.tp + layer.whole) * (2 * size.parameter + size.gradient)
+        total += held * (2 * size.parameter + size.gradient)
     return total

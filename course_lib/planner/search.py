@@ -15,7 +15,7 @@ from functools import cached_property
 from course_lib.planner.estimate import Estimate, unchecked_estimate
 from course_lib.planner.hardware import Cluster, half_width
 from course_lib.planner.simulate import no_collection
-from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divides_evenly, divisors, shares_heads
+from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divides_evenly, divisors, expert_ranks, shares_heads
 
 LEAST_POSITIONS = 8192  # positions of a context rank at least: shorter sequences are better divided in other ways
 
@@ -105,20 +105,25 @@ def legal_plans(
     for dp, tp, pp, cp, micro_batch in _divisions(model, cluster, global_batch):
         where = itertools.product(
             _schedules(model, dp * cp, pp, global_batch // (dp * micro_batch)),
-            (False, True) if tp > 1 and model.sequence % (tp * cp) == 0 else (False,),
+            _sequence_parallel(model, tp, cp),
             RECOMPUTE,
+            expert_ranks(model, dp * tp * cp),
         )
-        for (schedule, v, zero), sequence_parallel, recompute in where:
-            yield Plan(
-                dp, tp, pp, micro_batch, schedule, v, zero, sequence_parallel, recompute, precision, cp, fp32_gradients
-            )
+        for (schedule, v, zero), sequence_parallel, recompute, ep in where:
+            how = schedule, v, zero, sequence_parallel, recompute, precision, cp, fp32_gradients
+            yield Plan(dp, tp, pp, micro_batch, *how, ep=ep)
+
+
+def _sequence_parallel(model: ModelSpec, tp: int, cp: int) -> tuple[bool, ...]:
+    possible = tp > 1 and model.sequence % (tp * cp) == 0
+    return (True,) if model.experts and tp > 1 else (False, True) if possible else (False,)
 
 
 def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Every dp, tp, pp, cp and micro-batch."""
     for tp, cp in itertools.product(divisors(2 * cluster.devices_per_node), divisors(model.sequence)):
         too_short = cp > 1 and model.sequence // cp < LEAST_POSITIONS
-        if too_short or cluster.devices % (tp * cp) or not shares_heads(model, tp) or model.ffn_width % tp:
+        if too_short or cluster.devices % (tp * cp) or not shares_heads(model, tp) or model.mlp_width % tp:
             continue
         for pp in divisors(cluster.devices // (tp * cp)):
             dp = cluster.devices // (tp * cp * pp)
