@@ -34,7 +34,7 @@ def test_steps_of_a_machine_never_seen_are_met_to_ten_percent_in_the_mean() -> N
     found = published.summary(published.left_out())
     assert found.n == len(STEPS) >= 150
     assert found.mean < 0.10
-    assert found.worst < 0.55
+    assert found.worst < 0.65
 
 
 def test_one_row_of_a_machine_brings_it_to_five_percent_and_beats_the_naive_way() -> None:
@@ -42,7 +42,7 @@ def test_one_row_of_a_machine_brings_it_to_five_percent_and_beats_the_naive_way(
     assert found.mean < 0.055
     assert found.mean < published.summary(published.naive()).mean / 3
     bad = [one.row["id"] for one in published.after_one_row() if abs(one.error) > 0.2]
-    assert bad == ["bridge-26.02.01-GB300-70B-mxfp8-64-256"]  # its note says what may be misprinted
+    assert bad == ["bridge-26.02.01-GB300-70B-mxfp8-64-256"]  # its note says why
 
 
 def test_the_first_row_of_each_source_is_no_flattering_choice() -> None:
@@ -155,9 +155,9 @@ def plan(row: Row) -> Plan:
 
 
 @pytest.mark.parametrize("device", [name for name, device in DEVICES.items() if device.stacks])
-def test_the_catalogue_has_the_median_of_the_published_stacks(device: str) -> None:
+def test_the_catalogue_has_what_a_typical_published_stack_reaches(device: str) -> None:
     chip = device.split("-")[0]
-    assert DEVICES[device].matmul == pytest.approx(published.matmul_of_chip(chip), abs=0.001)
+    assert DEVICES[device].matmul == pytest.approx(published.matmul_of_chips()[chip], abs=0.001)
     assert DEVICES[device].stacks == sum(stack[1] == chip for stack in published.steps())
     rows = [row for row in STEPS if published.chip_of(row) == chip]
     assert DEVICES[device].largest == max(plan(row).devices for row in rows)
@@ -179,6 +179,14 @@ def seen(row: Row) -> published.Comparison:
 
 
 def test_a_stack_left_out_has_no_say_in_its_own_constants() -> None:
-    without, with_it = (published.matmul_of_chip("GB300", without) for without in ("bridge", ""))
-    assert with_it == published.matmul_of_stack(("bridge", "GB300"))
-    assert without == published.matmul_of_chip("GB200", "bridge") == published.matmul_of_stack(("dgxc", "GB200"))
+    without, with_it = (published.matmul_of_chips(without) for without in ("bridge", ""))
+    assert without["GB300"] == pytest.approx(without["GB200"])  # nothing is known of it, but that they are neighbors
+    assert with_it["GB300"] > 1.2 * with_it["GB200"]
+
+
+def test_a_group_that_published_on_two_chips_compares_them() -> None:
+    """SimuMax reaches less on B200 than Megatron Bridge, which says what B200 has over H100."""
+    typical, of = published.matmul_of_chips(), published.matmul_of_stack
+    assert of(("simumax", "B200")) < typical["B200"] < of(("bridge", "B200"))
+    both = of(("bridge", "B200")) / of(("bridge", "H100"))
+    assert typical["B200"] / typical["H100"] == pytest.approx(both, rel=0.03)
