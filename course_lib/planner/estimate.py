@@ -36,7 +36,7 @@ from course_lib.timeline import Timeline
 # The share of overlappable traffic that is really hidden: it takes cores and memory bandwidth from the computation, and
 # its first and last pieces have nothing to hide behind. Fitted to all published steps together.
 HIDES = 0.5
-# Bytes of a parameter that is gathered in 8 bits, as Megatron Core does (fp8_param_gather); those in 4 bits it does not.
+# Bytes of a parameter that is gathered in 8 bits, as by Megatron Core (fp8_param_gather), which gathers none in 4.
 GATHERED = {"fp8": 1, "mxfp8": 1}
 NOTHING = Work(0.0, 0.0, 0.0)
 

@@ -40,7 +40,7 @@ def interval(model: ModelSpec, plan: Plan, low: float, high: float, cluster: Clu
     new = list(_extrapolated(model, plan, cluster))
     if new:
         return f"{said} None of those had {' or '.join(new)}: measure before you rely on it."
-    return f"{said} Some of those had its precision, its size and its number of devices." if cluster.spec.stacks else said
+    return f"{said} Some of those had its precision, size and number of devices." if cluster.spec.stacks else said
 
 
 def _extrapolated(model: ModelSpec, plan: Plan, cluster: Cluster) -> Iterator[str]:

@@ -76,7 +76,7 @@ def test_h100_and_blackwell_differ_as_sources_with_both_measured_it() -> None:
             for of in (published.published_seconds, lambda row: published.predict(row).step_time.total)
         )
         assert 2.05 < measured < 2.3
-        assert shipped == pytest.approx(measured, rel=0.16)
+        assert shipped == pytest.approx(measured, rel=0.1)
 
 
 def speed(row: Row, seconds: Callable[[Row], float]) -> float:
