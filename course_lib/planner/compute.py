@@ -76,7 +76,7 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     precision = cut.precision
     tokens = cut.micro_batch * model.sequence / cut.cp
     attention, attention_backward = _attention(model, device, cut)
-    products = [*(product_of(matrix, tokens, cut) for matrix in model.matrices()), *_expert_products(model, cut)]
+    products = [*(product_of(matrix, tokens, cut) for matrix in model.matrices), *_expert_products(model, cut)]
     small = small_kernel_seconds(_layer_bytes(model, cut, tokens), device, cut)
     # Gradients of biases and norms are sums over all tokens, so what comes in from above is read once more.
     summed = 4 * model.hidden + (sum(p.n for p in products if p.m == tokens) if model.biases else 0)
@@ -111,7 +111,7 @@ def routed_tokens(model: ModelSpec, cut: Slice) -> float:
 def _expert_products(model: ModelSpec, cut: Slice) -> list[Product]:
     """The products of a device's experts, each with an equal part of the copies."""
     here, copies = model.experts // cut.ep, routed_tokens(model, cut)
-    return [Product(copies / here, one.outputs, one.inputs, here) for one in model.mlp(model.expert_width) if here]
+    return [Product(copies / here, one.outputs, one.inputs, here) for one in model.mlp(model.expert_ffn) if here]
 
 
 def _attention(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, float]:
@@ -148,7 +148,7 @@ def _layer_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
 def _pointwise_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
     """Bytes of the two norms and the activation function."""
     norms = 4 * model.hidden / (cut.tp if cut.sequence_parallel else 1)
-    experts = routed_tokens(model, cut) * (model.gates + 1) * model.expert_width
+    experts = routed_tokens(model, cut) * (model.gates + 1) * model.expert_ffn
     return SIZE[cut.precision] * (tokens * (norms + (model.up_width + model.mlp_width) / cut.tp) + experts)
 
 

@@ -17,15 +17,7 @@ from typing import NamedTuple
 
 from course_lib.planner import explain
 from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
-from course_lib.planner.communication import (
-    Group,
-    all_to_all_bytes,
-    all_to_all_seconds,
-    bytes_sent,
-    collective_seconds,
-    group,
-    message_seconds,
-)
+from course_lib.planner.communication import Group, all_to_all, bytes_sent, collective_seconds, group, message_seconds
 from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
 from course_lib.planner.hardware import Cluster, Interconnect
 from course_lib.planner.memory import Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
@@ -282,11 +274,10 @@ def _expert_flow(model: ModelSpec, cluster: Cluster, cut: Slice, computing: floa
     Each takes as long as the busiest rank. Hidden ones run during the computation of another micro-batch.
     """
     ranks, passes = group(cut.ep, 1, cluster.devices_per_node), 2 * (cut.forwards + 1)
-    n_bytes, copies = _hidden_states(model, cut) / cut.tp, model.active_experts
-    seconds = passes * model.imbalance * all_to_all_seconds(n_bytes, copies, ranks, cluster)
+    sent, one = all_to_all(_hidden_states(model, cut) / cut.tp, model.active_experts, ranks, cluster)
+    seconds = passes * model.imbalance * one
     hidden = HIDES * min(seconds, computing) if cut.hides_experts else 0.0
-    sent = passes * sum(all_to_all_bytes(n_bytes, copies, ranks))
-    return Flow(sent, _link(cluster, cut.ep).name, seconds, seconds - hidden)
+    return Flow(passes * sent, _link(cluster, cut.ep).name, seconds, seconds - hidden)
 
 
 def _scaled(flow: Flow, times: float) -> Flow:
@@ -366,8 +357,11 @@ def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Slo
     Traffic that is ready while there is still something to compute can be hidden: the last micro-batch's gradients
     during its backward, except for one layer's, and gathered parameters during a forward.
     """
-    operations = _summed_over(cluster, plan, m, pace.parameters, plan.tp, plan.sharing, plan.dp * plan.cp)
-    operations += _summed_over(cluster, plan, m, pace.routed, plan.ep, plan.expert_sharing, plan.expert_replicas)
+    replicas = plan.dp * plan.cp
+    operations = _summed_over(cluster, plan, m, pace.parameters, plan.tp, plan.sharing, replicas)
+    if pace.routed:
+        each = plan.ep, plan.expert_sharing, replicas * plan.tp // plan.ep
+        operations += _summed_over(cluster, plan, m, pace.routed, *each)
     inside = all(members.nodes == 1 for members, *_ in operations)
     links = cluster.inside_link if inside else cluster.between_link
     n_bytes = taken = exposed = 0.0
@@ -393,8 +387,6 @@ def _summed_over(
     cluster: Cluster, plan: Plan, m: int, parameters: int, stride: int, sharing: int, replicas: int
 ) -> list[tuple[Group, int, str, int, int, str]]:
     """The collectives of parameters with so many replicas, `stride` apart, of which `sharing` at a time shard them."""
-    if not parameters:
-        return []
     shards = group(sharing, stride, cluster.devices_per_node)
     copies = group(replicas // sharing, stride * sharing, cluster.devices_per_node)
     whole = copies, share(parameters, sharing), "all_reduce", recipe(plan).gradient, 1, "backward"

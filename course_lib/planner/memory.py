@@ -165,7 +165,7 @@ def layer_activations(model: ModelSpec, cut: Slice, recompute: str) -> float:
     scores = 0.0
     if not model.flash_attention and recompute == "none":  # after softmax, the mask, and after dropout
         scores = tokens * model.sequence * model.heads * (size + mask * (1 + size))
-    experts = model.hidden + (model.gates + (0 if again else 1)) * model.expert_width  # inputs, too: they are copies
+    experts = model.hidden + (model.gates + (0 if again else 1)) * model.expert_ffn  # inputs, too: they are copies
     return whole + (heads + mlp + scores) / cut.tp + routed_tokens(model, cut) * size * experts
 
 
@@ -186,7 +186,7 @@ def _buffers(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float
     held = layer.cut / plan.tp + layer.whole + layer.routed / plan.ep
     message = tokens * model.hidden * SIZE[plan.precision]
     scores = 0.0 if model.flash_attention else tokens * model.sequence * model.heads
-    copies = routed_tokens(model, plan.slice) * max(model.hidden, model.gates * model.expert_width)
+    copies = routed_tokens(model, plan.slice) * max(model.hidden, model.gates * model.expert_ffn)
     total = 2 * SIZE[plan.precision] * (max(scores, tokens * model.up_width) / plan.tp + copies)
     total += 2 * message * whole if plan.pp > 1 else 0.0
     total += message if plan.sequence_parallel else 0.0

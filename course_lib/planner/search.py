@@ -105,18 +105,13 @@ def legal_plans(
     for dp, tp, pp, cp, micro_batch in _divisions(model, cluster, global_batch):
         where = itertools.product(
             _schedules(model, dp * cp, pp, global_batch // (dp * micro_batch)),
-            _sequence_parallel(model, tp, cp),
+            (tp > 1,) if model.experts else (False, True) if tp > 1 and model.sequence % (tp * cp) == 0 else (False,),
             RECOMPUTE,
             expert_ranks(model, dp * tp * cp),
         )
         for (schedule, v, zero), sequence_parallel, recompute, ep in where:
             how = schedule, v, zero, sequence_parallel, recompute, precision, cp, fp32_gradients
             yield Plan(dp, tp, pp, micro_batch, *how, ep=ep)
-
-
-def _sequence_parallel(model: ModelSpec, tp: int, cp: int) -> tuple[bool, ...]:
-    possible = tp > 1 and model.sequence % (tp * cp) == 0
-    return (True,) if model.experts and tp > 1 else (False, True) if possible else (False,)
 
 
 def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterator[tuple[int, int, int, int, int]]:
