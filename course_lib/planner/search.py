@@ -74,7 +74,8 @@ def search(
 
     It tries all tp within a node and over two, pp, cp that leaves a rank at least 8,192 positions, micro-batches, ZeRO
     stages (3 without a pipeline, 2 without or with interleaving, as elsewhere they repeat their traffic for every
-    micro-batch), sequence parallelism, recomputation in all layers, 1f1b, zb_h1 and interleaving.
+    micro-batch), sequence parallelism, recomputation in all layers, 1f1b, zb_h1 and interleaving. With experts it tries
+    the three smallest ep that leave room for more than them, and shards the optimizer's state always.
 
     It computes in 16 bits, bf16 where the device has it.  within: the share of a device's memory that a plan may need.
     fp32_gradients: as for Plan. 16 bits are always faster, so the caller chooses, not the search.
@@ -107,17 +108,23 @@ def legal_plans(
             _schedules(model, dp * cp, pp, global_batch // (dp * micro_batch)),
             (tp > 1,) if model.experts else (False, True) if tp > 1 and model.sequence % (tp * cp) == 0 else (False,),
             RECOMPUTE,
-            expert_ranks(model, dp * tp * cp),
+            _expert_ranks(model, cluster, dp * tp * cp, pp),
         )
         for (schedule, v, zero), sequence_parallel, recompute, ep in where:
             how = schedule, v, zero, sequence_parallel, recompute, precision, cp, fp32_gradients
             yield Plan(dp, tp, pp, micro_batch, *how, ep=ep)
 
 
+def _expert_ranks(model: ModelSpec, cluster: Cluster, n_devices: int, pp: int) -> list[int]:
+    """The three smallest ep with which weights and gradients of a stage's experts, in 16 bits, fit into a device."""
+    possible, n_bytes = expert_ranks(model, n_devices), 4 * model.layer_parameters.routed * model.layers / pp
+    return [ep for ep in possible if n_bytes / ep < cluster.spec.memory][:3] or possible[-1:]
+
+
 def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Every dp, tp, pp, cp and micro-batch."""
     for tp, cp in itertools.product(divisors(2 * cluster.devices_per_node), divisors(model.sequence)):
-        too_short = cp > 1 and model.sequence // cp < LEAST_POSITIONS
+        too_short = cp > 1 and model.sequence // cp < LEAST_POSITIONS or (model.experts and model.sequence % (tp * cp))
         if too_short or cluster.devices % (tp * cp) or not shares_heads(model, tp) or model.mlp_width % tp:
             continue
         for pp in divisors(cluster.devices // (tp * cp)):
@@ -129,12 +136,12 @@ def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterato
 
 def _schedules(model: ModelSpec, replicas: int, pp: int, micro_batches: int) -> Iterator[tuple[str, int, int]]:
     """Every schedule, number of stages on a rank, and ZeRO stage."""
-    shared = range(1 if replicas == 1 else 4)
+    first, end = (int(model.experts > 0), 4) if replicas > 1 else (0, 1)
     if pp == 1:
-        yield from (("1f1b", 1, zero) for zero in shared)
+        yield from (("1f1b", 1, zero) for zero in range(first, end))
         return
-    yield from itertools.product(("1f1b", "zb_h1"), (1,), shared[:2])
+    yield from itertools.product(("1f1b", "zb_h1"), (1,), range(first, min(end, 2)))
     if micro_batches % pp == 0:
         stages = [v for v in range(2, model.layers // pp + 1) if divides_evenly(model.layers, pp * v)]
         larger = [v for v in stages if pp * v < model.layers]  # one layer a stage only where nothing else is left
-        yield from itertools.product(("interleaved_1f1b",), larger or stages, shared[:3])
+        yield from itertools.product(("interleaved_1f1b",), larger or stages, range(first, min(end, 3)))
