@@ -39,7 +39,8 @@ from course_lib.planner.spec import Depth
 from course_lib.timeline import Timeline
 
 DATA = Path(__file__).with_name("published.json")
-NEXT_OF_KIN = {"V100": "A100", "A100": "H100", "H100": "A100", "B200": "H100"}  # if no stack is left
+# If no stack is left on a chip
+NEXT_OF_KIN = {"V100": "A100", "A100": "H100", "H100": "A100", "B200": "H100", "GB200": "B200", "GB300": "GB200"}
 Row = dict[str, Any]
 
 
@@ -264,10 +265,12 @@ class Sweep:
 
 
 def sweeps() -> list[Sweep]:
+    """Runs of one release of a stack that differ in their plan alone, and not in their precision."""
     alike: dict[str, list[Row]] = {}
-    for (group, _), rows in steps().items():
+    for (group, chip), rows in steps().items():
         for row in rows:
-            same = f"{group}, {row['model']}, batch {row['global_batch']}, {Cluster(**row['cluster']).devices} devices"
+            where = f"{Cluster(**row['cluster']).devices} {chip}", plan_of(row).precision, row.get("release", "")
+            same = f"{group}, {row['model']}, batch {row['global_batch']}, {' '.join(where)}".rstrip()
             alike.setdefault(same, []).append(row)
     return [Sweep(name, rows) for name, rows in alike.items() if len(rows) > 1]
 
@@ -498,6 +501,16 @@ def table() -> str:
             f"{row['id']:38} {out.published:8.2f} s {out.error:+9.1%} {known.error:+8.1%} {by_first:>8}   "
             f"{row['source']}, {row['where']}{'' if out.is_inside else ' OUTSIDE its interval'}"
         )
+    return "\n".join(lines)
+
+
+def source_table() -> str:
+    """Mean errors and coverage by stack."""
+    lines = [f"{'stack':24} {'rows':>4} {'left out':>9} {'inside':>7} {'one row':>8} {'inside':>7}"]
+    for stack, rows in steps().items():
+        out, one = ([found for found in all_ if stack_of(found.row) == stack] for all_ in (left_out(), after_one_row()))
+        shown = [f"{summary(found).mean:.1%}   {coverage(found):4.0%}" for found in (out, one) if found]
+        lines.append(f"{' on '.join(stack):24} {len(rows):4}      " + "     ".join(shown))
     return "\n".join(lines)
 
 

@@ -24,7 +24,8 @@ BATCH = 1536
 
 def main() -> None:
     """Print every published figure beside the planner's, the errors as a whole, and times with their targets."""
-    print(_published.table(), _published.figure_table(), _published.report(), sep="\n\n", end="\n\n")
+    parts = _published.table(), _published.figure_table(), _published.source_table(), _published.report()
+    print(*parts, sep="\n\n", end="\n\n")
     torch.set_num_threads(1)
     actions = sum(map(len, SCHEDULE.actions))
     report(f"{actions:,} actions of 1f1b on {RANKS} ranks", lambda: simulate(SCHEDULE, 1.0, 2.0))

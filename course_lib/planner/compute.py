@@ -14,6 +14,10 @@ them on average. When its inner loop of k steps is done, a tile of n numbers is 
 the memory bandwidth, in the time of K0 = peak / bandwidth steps of 2 n operations. The more a device computes for each
 byte it moves, the longer k has to be.
 
+In 8 and 4 bits these products take a half and a quarter of the time, and casting to them is one more small kernel:
+"fp8" has a scale for each tensor, "mxfp8" for 32 numbers, "nvfp4" for 16. Everything else stays in 16 bits: attention,
+norms, embeddings, logits, gradients; and in 32 bits the optimizer with its master weights.
+
 NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantization).
 """
 
@@ -33,7 +37,10 @@ UNFUSED = 3.5
 ROUTING = 7
 KERNEL = 4e-6  # seconds that a kernel needs to begin and end
 BACKWARD_BYTES = 1.5  # a kernel that reads x and writes y forward, reads x and dy and writes dx backward
-SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}  # bytes of an activation; fp8 is for products only
+SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2, "mxfp8": 2, "nvfp4": 2}  # bytes of an activation
+# Bytes that are moved to cast one number: read for its scale, read to cast, written by rows for one product and by
+# columns for another. At least 6, 4 and 5. Fitted to the published steps of Megatron Bridge and DGX Cloud together.
+CAST = {"fp8": 8, "mxfp8": 11, "nvfp4": 14}
 
 
 class Product(NamedTuple):
@@ -78,6 +85,7 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     attention, attention_backward = _attention(model, device, cut)
     products = [*(product_of(matrix, tokens, cut) for matrix in model.matrices), *_expert_products(model, cut)]
     small = small_kernel_seconds(_layer_bytes(model, cut, tokens), device, cut)
+    cast, cast_backward = _cast_seconds(model, device, cut)
     # Gradients of biases and norms are sums over all tokens, so what comes in from above is read once more.
     summed = 4 * model.hidden + (sum(p.n for p in products if p.m == tokens) if model.biases else 0)
     bias = streaming_seconds(SIZE[precision] * tokens * summed, device)
@@ -87,8 +95,8 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     # The gradients of a micro-batch are added to those of the ones before: two reads and a write, and one write before.
     added = streaming_seconds(4 * SIZE[precision] * sum(p.k * p.n * p.batch for p in products), device)
     return LayerTimes(
-        forward + attention + small + 6 * KERNEL,
-        inputs + attention_backward + BACKWARD_BYTES * small + 9 * KERNEL,
+        forward + attention + small + cast + 6 * KERNEL,
+        inputs + attention_backward + cast_backward + BACKWARD_BYTES * small + 9 * KERNEL,
         weights + added + bias,
         small_kernel_seconds(_pointwise_bytes(model, cut, tokens), device, cut) if model.flash_attention else attention,
     )
@@ -112,6 +120,20 @@ def _expert_products(model: ModelSpec, cut: Slice) -> list[Product]:
     """The products of a device's experts, each with an equal part of the copies."""
     here, copies = model.experts // cut.ep, routed_tokens(model, cut)
     return [Product(copies / here, one.outputs, one.inputs, here) for one in model.mlp(model.expert_ffn) if here]
+
+
+def _cast_seconds(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, float]:
+    """Seconds forward and backward of casting to 8 or 4 bits: what goes into products, and gradients of what comes out.
+
+    Tensor ranks share it: what they gather they cast before. Weights are cast once in a step, which is not counted.
+    """
+    if cut.precision not in CAST:
+        return 0.0, 0.0
+    tokens, experts = cut.micro_batch * model.sequence / (cut.cp * cut.tp), _expert_products(model, cut)
+    inputs = tokens * sum(one.inputs for one in model.matrices) + sum(p.m * p.k * p.batch for p in experts)
+    outputs = tokens * sum(one.outputs for one in model.matrices) + sum(p.m * p.n * p.batch for p in experts)
+    n_bytes = CAST[cut.precision]
+    return streaming_seconds(n_bytes * inputs, device), streaming_seconds(n_bytes * outputs, device)
 
 
 def _attention(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, float]:
@@ -153,8 +175,8 @@ def _pointwise_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
 
 
 def product_precision(cut: Slice) -> str:
-    """8 bits are for the four large products of a layer; attention and logits stay at 16."""
-    return "bf16" if cut.precision == "fp8" else cut.precision
+    """8 and 4 bits are for a layer's products with weights; attention and logits stay at 16."""
+    return "bf16" if cut.precision in CAST else cut.precision
 
 
 def streaming_seconds(n_bytes: float, device: Device) -> float:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from course_lib.planner import explain
 from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
 from course_lib.planner.communication import Group, all_to_all, bytes_sent, collective_seconds, group, message_seconds
-from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
+from course_lib.planner.compute import SIZE, LayerTimes, layer_times, logits_times, streaming_seconds
 from course_lib.planner.hardware import Cluster, Interconnect
 from course_lib.planner.memory import Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.simulate import simulate
@@ -28,6 +28,8 @@ from course_lib.timeline import Timeline
 # The share of overlappable traffic that is really hidden: it takes cores and memory bandwidth from the computation, and
 # its first and last pieces have nothing to hide behind. Fitted to all published steps together.
 HIDES = 0.5
+# Bytes of a parameter that is gathered in 8 bits, as Megatron Core does (fp8_param_gather); those in 4 bits it does not.
+GATHERED = {"fp8": 1, "mxfp8": 1}
 NOTHING = Work(0.0, 0.0, 0.0)
 
 
@@ -129,8 +131,8 @@ class Estimate:
 
     @property
     def interval(self) -> str:
-        """The interval in words: its origin, and the features of this plan that no published step has."""
-        return explain.interval(self.plan, self.step_time.low, self.step_time.high, self.cluster)
+        """The interval in words: its origin, and whether published steps are like this one or it is extrapolated."""
+        return explain.interval(self.model, self.plan, self.step_time.low, self.step_time.high, self.cluster)
 
     @property
     def mfu(self) -> float:
@@ -210,10 +212,9 @@ class LayerCost(NamedTuple):
 @lru_cache(maxsize=4096)
 def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
     times = layer_times(model, cluster.spec, cut)
-    once, back, hidden, n_bytes = _tensor_traffic(model, cluster, cut, times.weight_grad, times.backward)
-    saved = hidden * HIDES
+    (seconds, once), (seconds_back, back), n_bytes = _tensor_traffic(model, cluster, cut, times)
     forwards = cut.forwards
-    tensor = Flow(n_bytes, _link(cluster, cut.tp).name, forwards * once + back, forwards * once + back - saved)
+    tensor = Flow(n_bytes, _link(cluster, cut.tp).name, forwards * seconds + seconds_back, forwards * once + back)
     gather, context_bytes = _context_traffic(model, cluster, cut)
     passes = (forwards + 2) * gather
     context = Flow(context_bytes, _link(cluster, cut.tp * cut.cp).name, passes, passes)
@@ -222,7 +223,7 @@ def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
     again = cut.recomputed * {"none": 0.0, "selective": times.selective, "full": times.forward}[cut.recompute]
     work = Work(
         times.forward + once + gather + routed,
-        times.backward + again + (forwards - 1) * (once + gather) + back - saved + 2 * gather + forwards * routed,
+        times.backward + again + (forwards - 1) * (once + gather) + back + 2 * gather + forwards * routed,
         times.weight_grad,
     )
     logits = Work(*logits_times(model, cluster.spec, cut))
@@ -235,25 +236,33 @@ def _link(cluster: Cluster, span: int) -> Interconnect:
 
 
 def _tensor_traffic(
-    model: ModelSpec, cluster: Cluster, cut: Slice, weight_grad: float, backward: float
-) -> tuple[float, float, float, float]:
-    """A layer's tensor traffic: seconds forward and backward, the part that can be hidden, and bytes sent.
+    model: ModelSpec, cluster: Cluster, cut: Slice, times: LayerTimes
+) -> tuple[tuple[float, float], tuple[float, float], float]:
+    """A layer's tensor traffic: seconds and exposed seconds, forward and backward, and bytes sent.
 
     Two all-reduces forward, two backward (Megatron's g and f); one each where routed experts, which are not cut, are
     the only MLP. The backward ones sum gradients of inputs, so they can
     run while the gradients of the weights are computed. Sequence parallelism splits each all-reduce into an
-    all-gather and a reduce-scatter of the same size in all, and gathers the inputs of products again in backward.
+    all-gather and a reduce-scatter of the same size in all, and gathers the inputs of products again in backward. Each
+    has a product beside it, which can begin with the first piece that is gathered and scatter the first that is done.
     """
     ranks = group(cut.tp, 1, cluster.devices_per_node)
     n_bytes, blocks = _hidden_states(model, cut), 1 + (model.mlp_width > 0)
     sent = (cut.forwards + 1) * blocks * bytes_sent("all_reduce", n_bytes, cut.tp)
     if not cut.sequence_parallel:
         both = blocks * collective_seconds("all_reduce", n_bytes, ranks, cluster)
-        return both, both, min(both, weight_grad) if cut.hides_tensor else 0.0, sent
+        return (both, both), (both, _exposed(both, times.weight_grad, cut)), sent
     gather = blocks * collective_seconds("all_gather", n_bytes, ranks, cluster)
     scatter = blocks * collective_seconds("reduce_scatter", n_bytes, ranks, cluster)
-    hidden = min(scatter, weight_grad) + min(gather, backward) if cut.hides_tensor else 0.0
-    return gather + scatter, 2 * gather + scatter, hidden, sent + blocks * bytes_sent("all_gather", n_bytes, cut.tp)
+    once, back = gather + scatter, 2 * gather + scatter
+    forward = once, _exposed(once, times.forward, cut)
+    backward = back, _exposed(back, times.backward + times.weight_grad, cut)
+    return forward, backward, sent + blocks * bytes_sent("all_gather", n_bytes, cut.tp)
+
+
+def _exposed(seconds: float, behind: float, cut: Slice) -> float:
+    """The exposed part of tensor traffic that may run during `behind` seconds of computation."""
+    return seconds - HIDES * min(seconds, behind) if cut.hides_tensor else seconds
 
 
 def _context_traffic(model: ModelSpec, cluster: Cluster, cut: Slice) -> tuple[float, float]:
@@ -395,7 +404,7 @@ def _summed_over(
 
 def _data_operations(plan: Plan, m: int) -> list[tuple[str, int, int, str]]:
     """The collectives of a step: operation, bytes of a number, how often, and the computation that can hide them."""
-    size, activation = recipe(plan).gradient, SIZE[plan.precision]
+    size, activation = recipe(plan).gradient, GATHERED.get(plan.precision, SIZE[plan.precision])
     rounds = m // plan.pp if plan.schedule == "interleaved_1f1b" else m  # which has pp of a stage after each other
     return {
         0: [("all_reduce", size, 1, "backward")],

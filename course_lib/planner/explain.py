@@ -11,8 +11,8 @@ from course_lib.planner.hardware import Cluster, GiB
 from course_lib.planner.memory import Memory, memory_of_worst_device
 from course_lib.planner.spec import ModelSpec, Plan
 
-# Features that some published step had.
-PUBLISHED = (Plan(), Plan(precision="fp16", schedule="interleaved_1f1b", virtual_stages=2))
+SIMILAR = 1.1  # times as many parameters are no other size: the same model is counted in several ways
+PUBLISHED_SCHEDULES = {"1f1b", "interleaved_1f1b"}  # that some published step had
 # A name for each part of a step, and a remedy.
 LOSSES = json.loads(Path(__file__).with_name("losses.json").read_text(encoding="utf-8"))
 
@@ -34,16 +34,31 @@ def why(
     return f"{full} {_remedy(model, plan, global_batch, capacity)} {_time(seconds)}"
 
 
-def interval(plan: Plan, low: float, high: float, cluster: Cluster) -> str:
-    """The range of 90% of runs, its origin, and features of the plan that none of the steps behind it had."""
+def interval(model: ModelSpec, plan: Plan, low: float, high: float, cluster: Cluster) -> str:
+    """The range of 90% of runs, its origin, and what of this step none of those behind it had, if anything."""
     said = f"90% of such steps take {_seconds(low)} to {_seconds(high)}, by {cluster.spread_from}."
-    measured = [step.plan for step in cluster.measured]
-    largest = max((cluster.spec.largest, *(one.devices for one in measured)))
-    known = [*PUBLISHED, *measured]
-    new = [f"precision={plan.precision!r}"] * all(plan.precision != one.precision for one in known)
-    new += [f"schedule={plan.schedule!r}"] * (plan.pp > 1 and all(plan.schedule != one.schedule for one in known))
-    new += [f"more than {largest:,} devices"] * (plan.devices > largest > 0)
-    return f"{said} None of those had {' or '.join(new)}: measure before you rely on it." if new else said
+    new = list(_extrapolated(model, plan, cluster))
+    if new:
+        return f"{said} None of those had {' or '.join(new)}: measure before you rely on it."
+    return (
+        f"{said} Some of those had its precision, its size and its number of devices." if cluster.spec.stacks else said
+    )
+
+
+def _extrapolated(model: ModelSpec, plan: Plan, cluster: Cluster) -> Iterator[str]:
+    """What this step has and none of the published and measured steps behind its interval."""
+    known, measured = cluster.spec, [step.plan for step in cluster.measured]
+    sizes = [*known.sizes, *(step.model.parameters for step in cluster.measured)] or [model.parameters]
+    largest = max((known.largest, *(one.devices for one in measured)))
+    precisions = {*known.precisions, *(one.precision for one in measured)}
+    if precisions and plan.precision not in precisions:
+        yield f"precision={plan.precision!r}"
+    if plan.pp > 1 and plan.schedule not in PUBLISHED_SCHEDULES.union(one.schedule for one in measured):
+        yield f"schedule={plan.schedule!r}"
+    if plan.devices > largest > 0:
+        yield f"more than {largest:,} devices"
+    if not min(sizes) / SIMILAR <= model.parameters <= max(sizes) * SIMILAR:
+        yield f"{model.parameters / 1e9:.2g} billion parameters"
 
 
 def _remedy(model: ModelSpec, plan: Plan, global_batch: int, capacity: float) -> str:

@@ -42,6 +42,8 @@ RECIPES = {
     "bf16": StateBytes(2, 2, 12),
     "fp16": StateBytes(2, 2, 12),
     "fp32": StateBytes(4, 4, 8),
+    "mxfp8": StateBytes(3, 2, 12),
+    "nvfp4": StateBytes(3, 2, 12),
     "fp8": StateBytes(3, 2, 12),  # products in 8 bits: a copy of the weights beside the 16-bit ones
 }
 

@@ -28,7 +28,7 @@ from course_lib import schedules
 from course_lib.schedules import Schedule
 
 RECOMPUTE = ("none", "selective", "full")
-PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 OVERLAPS = ("data", "tensor", "pipeline", "experts")
 V_SHAPED = ("zbv", "dualpipev")  # two stages on each rank; the second half of the model comes back up the ranks
 PLANNED = tuple(schedules.SCHEDULES)
@@ -323,8 +323,9 @@ class Plan:
         time ("selective"): attention scores; under flash attention what norms and the activation function make.
     fp32_gradients: gradients are kept and summed in 32 bits: 18 bytes a parameter in place of 16.
     overlap: traffic that runs while the device computes, any of "data" (gradients behind the last micro-batch's
-        backward), "tensor" (behind the weight gradients), "pipeline" (behind other micro-batches), "experts" (the
-        all-to-alls of one micro-batch behind another's computation).
+        backward), "tensor" (behind the weight gradients; with sequence parallelism behind all products, piece by
+        piece), "pipeline" (behind other micro-batches), "experts" (the all-to-alls of one micro-batch behind another's
+        computation).
     fused: small kernels are merged (bias with GELU, scale with mask and softmax); False: each by itself.
     shards: over how many replicas ZeRO shards; None: all. Fewer, such as those of a node, is hybrid sharding:
         parameters are gathered among these, and gradients summed over the others (Zhao et al. 2023, section 3.2.2).
