@@ -41,6 +41,7 @@ from course_lib.timeline import Timeline
 DATA = Path(__file__).with_name("published.json")
 # If no stack is left on a chip
 NEXT_OF_KIN = {"V100": "A100", "A100": "H100", "H100": "A100", "B200": "H100", "GB200": "B200", "GB300": "GB200"}
+NEXT_OF_KIN["B300"] = "GB300"
 Row = dict[str, Any]
 
 
@@ -106,7 +107,7 @@ def published_seconds(row: Row) -> float:
     if row["unit"] == "model FLOPs utilization":
         return flops / (row["value"] * cluster.devices * cluster.spec.peak[plan_of(row).precision])
     if row["unit"] == "causal TFLOP/s per device":
-        flops -= 3 * model.layers * 2.0 * batch * model.sequence**2 * model.hidden
+        flops -= 3 * model.layers * 2.0 * batch * model.sequence**2 * model.attention_width
     else:
         flops += model.recomputed_flops(batch, plan_of(row).recompute)
     return flops / (row["value"] * 1e12 * cluster.devices)

@@ -35,6 +35,9 @@ WAVE = 0.5  # the part of the last wave of tiles that is idle on average
 UNFUSED = 3.5
 # Reads and writes of each routed copy: sorted by device, then by expert; back by device, and summed up for its token.
 ROUTING = 7
+# Seconds that a device waits for its host in a layer with experts, and twice that in backward: the host has to learn
+# how many tokens each expert received before it can launch their products. Fitted to the median of published steps.
+ROUTING_WAIT = 0.5e-3
 KERNEL = 4e-6  # seconds that a kernel needs to begin and end
 BACKWARD_BYTES = 1.5  # a kernel that reads x and writes y forward, reads x and dy and writes dx backward
 SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2, "mxfp8": 2, "nvfp4": 2}  # bytes of an activation
@@ -86,6 +89,7 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     products = [*(product_of(matrix, tokens, cut) for matrix in model.matrices), *_expert_products(model, cut)]
     small = small_kernel_seconds(_layer_bytes(model, cut, tokens), device, cut)
     cast, cast_backward = _cast_seconds(model, device, cut)
+    waits = ROUTING_WAIT if model.experts else 0.0
     # Gradients of biases and norms are sums over all tokens, so what comes in from above is read once more.
     summed = 4 * model.hidden + (sum(p.n for p in products if p.m == tokens) if model.biases else 0)
     bias = streaming_seconds(SIZE[precision] * tokens * summed, device)
@@ -95,8 +99,8 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     # The gradients of a micro-batch are added to those of the ones before: two reads and a write, and one write before.
     added = streaming_seconds(4 * SIZE[precision] * sum(p.k * p.n * p.batch for p in products), device)
     return LayerTimes(
-        forward + attention + small + cast + 6 * KERNEL,
-        inputs + attention_backward + cast_backward + BACKWARD_BYTES * small + 9 * KERNEL,
+        forward + attention + small + cast + 6 * KERNEL + waits,
+        inputs + attention_backward + cast_backward + BACKWARD_BYTES * small + 9 * KERNEL + 2 * waits,
         weights + added + bias,
         small_kernel_seconds(_pointwise_bytes(model, cut, tokens), device, cut) if model.flash_attention else attention,
     )

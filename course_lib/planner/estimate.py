@@ -19,7 +19,7 @@ from course_lib.planner import explain
 from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
 from course_lib.planner.communication import Group, all_to_all, bytes_sent, collective_seconds, group, message_seconds
 from course_lib.planner.compute import SIZE, LayerTimes, layer_times, logits_times, streaming_seconds
-from course_lib.planner.hardware import Cluster, Interconnect
+from course_lib.planner.hardware import NINETY_PERCENT, Cluster, Interconnect
 from course_lib.planner.memory import Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
@@ -28,7 +28,9 @@ from course_lib.timeline import Timeline
 # The share of overlappable traffic that is really hidden: it takes cores and memory bandwidth from the computation, and
 # its first and last pieces have nothing to hide behind. Fitted to all published steps together.
 HIDES = 0.5
-# Bytes of a parameter that is gathered in 8 bits, as Megatron Core does (fp8_param_gather); those in 4 bits it does not.
+# How much further steps of mixtures of experts lie from estimates than others: a standard deviation of the logarithm.
+ROUTED_APART = 0.2
+# Bytes of a parameter that is gathered in 8 bits, as Megatron Core does (fp8_param_gather); in 4 bits it does not.
 GATHERED = {"fp8": 1, "mxfp8": 1}
 NOTHING = Work(0.0, 0.0, 0.0)
 
@@ -187,7 +189,7 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
         recompute=work * layer.again,
         bubble=bubble_seconds(plan, m, pace.slowest, pace.others) if plan.pp > 1 else 0.0,
         optimizer=_optimizer_seconds(cluster, plan, pace),
-        spread=cluster.spread,
+        spread=math.hypot(cluster.spread, NINETY_PERCENT * ROUTED_APART if model.experts else 0.0),
         **{name: flow.exposed for name, flow in flows.items()},
     )
     flows = {name: flow for name, flow in flows.items() if flow.seconds}

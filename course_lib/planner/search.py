@@ -124,8 +124,9 @@ def _expert_ranks(model: ModelSpec, cluster: Cluster, n_devices: int, pp: int) -
 def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Every dp, tp, pp, cp and micro-batch."""
     for tp, cp in itertools.product(divisors(2 * cluster.devices_per_node), divisors(model.sequence)):
-        too_short = cp > 1 and model.sequence // cp < LEAST_POSITIONS or (model.experts and model.sequence % (tp * cp))
-        if too_short or cluster.devices % (tp * cp) or not shares_heads(model, tp) or model.mlp_width % tp:
+        too_short = cp > 1 and model.sequence // cp < LEAST_POSITIONS
+        uneven = model.experts and model.sequence % (tp * cp)
+        if too_short or uneven or cluster.devices % (tp * cp) or not shares_heads(model, tp) or model.mlp_width % tp:
             continue
         for pp in divisors(cluster.devices // (tp * cp)):
             dp = cluster.devices // (tp * cp * pp)
