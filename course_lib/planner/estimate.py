@@ -20,7 +20,7 @@ from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
 from course_lib.planner.communication import Group, bytes_sent, collective_seconds, group, message_seconds
 from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
 from course_lib.planner.hardware import Cluster, Interconnect
-from course_lib.planner.memory import Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
+from course_lib.planner.memory import Fit, Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
 from course_lib.timeline import Timeline
@@ -95,8 +95,14 @@ class Estimate:
     flows: dict[str, Flow]
 
     @property
+    def fit(self) -> Fit:
+        """Whether it "fits" with any software, "may fit" with lean software, or "does not fit"."""
+        return self.memory.fit(self.capacity)
+
+    @property
     def fits(self) -> bool:
-        return self.memory.total <= self.capacity
+        """Whether it fits with any software."""
+        return self.fit == "fits"
 
     @property
     def capacity(self) -> float:
