@@ -20,7 +20,7 @@ from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
 from course_lib.planner.communication import Group, all_to_all, bytes_sent, collective_seconds, group, message_seconds
 from course_lib.planner.compute import SIZE, LayerTimes, layer_times, logits_times, streaming_seconds
 from course_lib.planner.hardware import NINETY_PERCENT, Cluster, Interconnect
-from course_lib.planner.memory import Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
+from course_lib.planner.memory import Fit, Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
 from course_lib.timeline import Timeline
@@ -29,7 +29,7 @@ from course_lib.timeline import Timeline
 # its first and last pieces have nothing to hide behind. Fitted to all published steps together.
 HIDES = 0.5
 # How much further steps of mixtures of experts lie from estimates than others: a standard deviation of the logarithm.
-ROUTED_APART = 0.2
+ROUTED_APART = 0.3
 # Bytes of a parameter that is gathered in 8 bits, as Megatron Core does (fp8_param_gather); in 4 bits it does not.
 GATHERED = {"fp8": 1, "mxfp8": 1}
 NOTHING = Work(0.0, 0.0, 0.0)
@@ -100,8 +100,14 @@ class Estimate:
     flows: dict[str, Flow]
 
     @property
+    def fit(self) -> Fit:
+        """Whether it "fits" with any software, "may fit" with lean software, or "does not fit"."""
+        return self.memory.fit(self.capacity)
+
+    @property
     def fits(self) -> bool:
-        return self.memory.total <= self.capacity
+        """Whether it fits with any software."""
+        return self.fit == "fits"
 
     @property
     def capacity(self) -> float:

@@ -20,17 +20,19 @@ LOSSES = json.loads(Path(__file__).with_name("losses.json").read_text(encoding="
 def why(
     model: ModelSpec, plan: Plan, global_batch: int, memory: Memory, capacity: float, seconds: Mapping[str, float]
 ) -> str:
-    """The binding constraint in words: memory if the plan does not fit, else the largest loss of time.
+    """The binding constraint in words: memory if the plan does not fit for certain, else the largest loss of time.
 
     capacity: bytes of a device that a step can use.  seconds: of a step, by part.
     """
     largest = max(memory.parts, key=lambda name: memory.parts[name])
     where = f"the fullest device (pipeline rank {memory.rank})" if plan.pp > 1 else "each device"
     needs = f"{where} needs {_gib(memory.total)}"
-    if memory.total <= capacity:
-        return f"It fits: {needs} of {_gib(capacity)}. {_time(seconds)}"
+    span = f"{needs}, {_gib(memory.low)} to {_gib(memory.high)} by the software"
+    fit = memory.fit(capacity)
+    if fit == "fits":
+        return f"It fits: {span}, of {_gib(capacity)}. {_time(seconds)}"
     share = memory.parts[largest] / memory.total
-    full = f"It does not fit: {needs}, and {_gib(capacity)} are there; {share:.0%} of it is {largest}."
+    full = f"It {fit}: {span}, and {_gib(capacity)} are there; {share:.0%} of it is {largest}."
     return f"{full} {_remedy(model, plan, global_batch, capacity)} {_time(seconds)}"
 
 
@@ -66,7 +68,7 @@ def _remedy(model: ModelSpec, plan: Plan, global_batch: int, capacity: float) ->
     tried: dict[str, Memory] = {}
     for what, milder in _milder(plan):
         tried[what] = memory_of_worst_device(model, milder, milder.micro_batches(global_batch))
-        if tried[what].total <= capacity:
+        if tried[what].fit(capacity) == "fits":
             return f"With {what} it would need {_gib(tried[what].total)} and fit."
     if not tried:
         return "Cut the model further, with a larger tp or pp."

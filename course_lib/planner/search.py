@@ -14,6 +14,7 @@ from functools import cached_property
 
 from course_lib.planner.estimate import Estimate, unchecked_estimate
 from course_lib.planner.hardware import Cluster, half_width
+from course_lib.planner.memory import FITS, Fit
 from course_lib.planner.simulate import no_collection
 from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divides_evenly, divisors, expert_ranks, shares_heads
 
@@ -22,7 +23,7 @@ LEAST_POSITIONS = 8192  # positions of a context rank at least: shorter sequence
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search: `estimates` of every legal plan, those that fit first, the fastest first.
+    """The result of a search: `estimates` of every legal plan, the fastest first: of those that fit, then that may fit.
 
     within: the share of a device's memory that a plan may need.
     """
@@ -41,8 +42,8 @@ class Found:
 
     @property
     def best(self) -> Estimate:
-        """The fastest plan that fits. Raises ValueError if none does, with what comes nearest."""
-        if not _fits(self.estimates[0], self.within):
+        """The fastest plan that fits, or else that may fit. Raises ValueError if none does, with what comes nearest."""
+        if _fit(self.estimates[0], self.within) == "does not fit":
             nearest = min(self.estimates, key=lambda found: found.memory.total)
             raise ValueError(f"no plan fits; the smallest is {nearest.plan}: {nearest.why}")
         return self.estimates[0]
@@ -53,8 +54,9 @@ class Found:
 
         Estimates of two set-ups on one machine differ as much by chance.
         """
+        fit = _fit(self.best, self.within)
         limit = self.best.step_time.total * math.exp(half_width(stacks=1, measured=1))
-        alike = (found for found in self.estimates if _fits(found, self.within) and found.step_time.total <= limit)
+        alike = (one for one in self.estimates if _fit(one, self.within) == fit and one.step_time.total <= limit)
         return sorted(alike, key=lambda found: found.plan.virtual_stages)
 
     @cached_property
@@ -93,11 +95,11 @@ def search(
             f"no plan divides global_batch={global_batch} and this model among {cluster.devices} devices; "
             f"make the batch a multiple of the number of replicas, for instance {cluster.devices}"
         )
-    return Found(sorted(estimates, key=lambda found: (not _fits(found, within), found.step_time.total)), within)
+    return Found(sorted(estimates, key=lambda found: (FITS.index(_fit(found, within)), found.step_time.total)), within)
 
 
-def _fits(found: Estimate, within: float) -> bool:
-    return found.memory.total <= within * found.capacity
+def _fit(found: Estimate, within: float) -> Fit:
+    return found.memory.fit(within * found.capacity)
 
 
 def legal_plans(
