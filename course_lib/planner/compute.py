@@ -108,11 +108,9 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
 
 def product_of(matrix: Matrix, tokens: float, cut: Slice) -> Product:
     """The product of one device. What tensor ranks do not cut they share by positions, if they share those at all."""
-    if matrix.cut == "columns":
-        return Product(tokens, matrix.outputs / cut.tp, matrix.inputs)
-    if matrix.cut == "rows":
-        return Product(tokens, matrix.outputs, matrix.inputs / cut.tp)
-    return Product(tokens / (cut.tp if cut.sequence_parallel else 1), matrix.outputs, matrix.inputs)
+    by_positions = cut.tp if cut.sequence_parallel else 1
+    m, n, k = {"columns": (1, cut.tp, 1), "rows": (1, 1, cut.tp), "": (by_positions, 1, 1)}[matrix.cut]
+    return Product(tokens / m, matrix.outputs / n, matrix.inputs / k)
 
 
 def routed_tokens(model: ModelSpec, cut: Slice) -> float:
@@ -174,7 +172,7 @@ def _layer_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
 def _pointwise_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
     """Bytes of the two norms and the activation function."""
     norms = 4 * model.hidden / (cut.tp if cut.sequence_parallel else 1)
-    experts = routed_tokens(model, cut) * (model.gates + 1) * model.expert_ffn
+    experts = routed_tokens(model, cut) * (2 + model.gated_mlp) * model.expert_ffn
     return SIZE[cut.precision] * (tokens * (norms + (model.up_width + model.mlp_width) / cut.tp) + experts)
 
 

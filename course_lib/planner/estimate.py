@@ -374,11 +374,9 @@ def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Slo
     Traffic that is ready while there is still something to compute can be hidden: the last micro-batch's gradients
     during its backward, except for one layer's, and gathered parameters during a forward.
     """
-    replicas = plan.dp * plan.cp
-    operations = _summed_over(cluster, plan, m, pace.parameters, plan.tp, plan.sharing, replicas)
+    operations = _summed_over(cluster, plan, m, pace.parameters, plan.tp, plan.sharing)
     if pace.routed:
-        each = plan.ep, plan.expert_sharing, replicas * plan.tp // plan.ep
-        operations += _summed_over(cluster, plan, m, pace.routed, *each)
+        operations += _summed_over(cluster, plan, m, pace.routed, plan.ep, plan.expert_sharing)
     inside = all(members.nodes == 1 for members, *_ in operations)
     links = cluster.inside_link if inside else cluster.between_link
     n_bytes = taken = exposed = 0.0
@@ -401,10 +399,11 @@ def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Slo
 
 
 def _summed_over(
-    cluster: Cluster, plan: Plan, m: int, parameters: int, stride: int, sharing: int, replicas: int
+    cluster: Cluster, plan: Plan, m: int, parameters: int, stride: int, sharing: int
 ) -> list[tuple[Group, int, str, int, int, str]]:
-    """The collectives of parameters with so many replicas, `stride` apart, of which `sharing` at a time shard them."""
+    """The collectives of parameters whose replicas are `stride` devices apart; groups of `sharing` shard them."""
     shards = group(sharing, stride, cluster.devices_per_node)
+    replicas = plan.dp * plan.cp * plan.tp // stride
     copies = group(replicas // sharing, stride * sharing, cluster.devices_per_node)
     whole = copies, share(parameters, sharing), "all_reduce", recipe(plan).gradient, 1, "backward"
     return [*((shards, parameters, *operation) for operation in _data_operations(plan, m)), whole]

@@ -206,7 +206,7 @@ def layer_activations(model: ModelSpec, cut: Slice, recompute: str) -> float:
     scores = 0.0
     if not model.flash_attention and recompute == "none":  # after softmax, the mask, and after dropout
         scores = tokens * model.sequence * model.heads * (size + mask * (1 + size))
-    experts = model.hidden + (model.gates + (0 if again else 1)) * model.expert_ffn  # inputs, too: they are copies
+    experts = model.hidden + (2 + model.gated_mlp - again) * model.expert_ffn  # inputs, too: they are copies
     return whole + (heads + mlp + scores) / cut.tp + routed_tokens(model, cut) * size * experts
 
 
@@ -231,7 +231,7 @@ def _plain(model: ModelSpec, plan: Plan, tokens: float, layers: int) -> float:
 def _backward_of_a_layer(model: ModelSpec, plan: Plan, tokens: float) -> float:
     """Bytes of gradients of the widest thing in a layer, while its backward is computed."""
     scores = 0.0 if model.flash_attention else tokens * model.sequence * model.heads
-    copies = routed_tokens(model, plan.slice) * max(model.hidden, model.gates * model.expert_ffn)
+    copies = routed_tokens(model, plan.slice) * max(model.hidden, (1 + model.gated_mlp) * model.expert_ffn)
     return 2 * SIZE[plan.precision] * (max(scores, tokens * model.up_width) / plan.tp + copies)
 
 

@@ -148,16 +148,11 @@ class ModelSpec:
         return self.shared_experts * self.expert_ffn if self.experts else self.ffn_width
 
     @property
-    def gates(self) -> int:
-        """The width of an MLP's first product by that of its second: hidden units, and as many again if gated."""
-        return 2 if self.gated_mlp else 1
-
-    @property
     def up_width(self) -> int:
-        return self.mlp_width * self.gates
+        return self.mlp_width * (1 + self.gated_mlp)
 
     def mlp(self, width: int) -> tuple[Matrix, ...]:
-        return Matrix(self.hidden, self.gates * width, "columns"), Matrix(width, self.hidden, "rows")
+        return Matrix(self.hidden, (1 + self.gated_mlp) * width, "columns"), Matrix(width, self.hidden, "rows")
 
     @property
     def attention_matrices(self) -> tuple[Matrix, ...]:
