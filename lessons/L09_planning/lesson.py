@@ -70,7 +70,7 @@ variants = {"the first plan": first}
 for name, change in changes.items():
     variants[name] = estimate(MODEL, cluster, replace(first.plan, **change), BATCH)
 for name, one in variants.items():
-    print(f"{name:24} {one.memory.total / 2**30:5.1f} GiB {one.step_time.total:6.1f} s  {'fits' if one.fits else ''}")
+    print(f"{name:24} {one.memory.total / 2**30:5.1f} GiB {one.step_time.total:6.1f} s  {one.fit}")
 
 # %%
 step_time_by_part(variants, title="And what does it cost in time?")
