@@ -57,7 +57,9 @@ def memory_by_part(
     held, origins = _held(bars)
     planned = {name: one for name, one in zip(held, bars.values(), strict=True) if isinstance(one, Memory)}
     ranges = {name: (one.low, one.high) for name, one in planned.items()}
-    largest = max(capacity or 0, *(sum(parts.values()) for parts in held.values()), *(high for _, high in ranges.values()))
+    largest = max(
+        capacity or 0, *(sum(parts.values()) for parts in held.values()), *(high for _, high in ranges.values())
+    )
     axis, unit = Axis.in_unit("memory of one device", largest, MEMORY, 6, room=1.04)
     styles = _used(MEMORY_PARTS, held)
     limit = (capacity, f"a device has {memory_size(capacity)}") if capacity else None

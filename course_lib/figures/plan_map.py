@@ -32,7 +32,8 @@ def plan_map(
     by: what the color of a dot means, "tp", "zero" or "recompute".  marked: plans to point out, by their labels.
 
     The line is the Pareto front, the plans that no other beats in both; left of the dashed line plans fit, with lean
-    software at least, and the darker ones with any. The front's two ends show their intervals: an error in the machine's figures makes all plans slower or faster together.
+    software at least, and the darker ones with any. The front's two ends show their intervals: an error in the
+    machine's figures makes all plans slower or faster together.
     """
     clouds = list(_clouds(found, by))
     legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}

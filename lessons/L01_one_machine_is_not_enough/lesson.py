@@ -362,8 +362,8 @@ longer = seconds("6.7B", best, again, "full") / seconds("6.7B", best, kept) - 1
 #    nothing else fits.
 # 3. 6.7B, one sample at a time, fits on an H200 and takes {{seconds("6.7B", "H200-141GB"):long_time}} there. On an H100
 #    it does not fit, and would take {{seconds("6.7B", "H100-80GB"):long_time}}.
-# 4. 6.7B on a B200, eight samples at a time: it may fit, and with recomputing it does. 175B cannot be helped: its {{state:in_words}} bytes alone are
-#    {{state * GPT3["175B"].parameters:memory_size}}.
+# 4. 6.7B on a B200, eight samples at a time: it may fit, and with recomputing it does. 175B cannot be helped: its
+#    {{state:in_words}} bytes alone are {{state * GPT3["175B"].parameters:memory_size}}.
 # </details>
 #
 # ## 8. Two ways to share

@@ -69,7 +69,8 @@ def _two_limits() -> Outcome:
     )
     alone_or_shared = {name: e.memory for name, e in planned.items() if e is not larger}
     picture = memory_by_part(alone_or_shared, one.capacity, title="What an H100 holds, alone and with seven others")
-    right = one.fit == "does not fit" and larger.fits and eight.fits and larger.tokens_per_second < eight.tokens_per_second / 4
+    fits = [e.fit for e in planned.values()] == ["does not fit", "fits", "fits"]
+    right = fits and larger.tokens_per_second < eight.tokens_per_second / 4
     return Outcome(None, found={"lines": "; ".join(lines), "small": small}, shown=right, pictures=(picture,))
 
 
