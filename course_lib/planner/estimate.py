@@ -30,7 +30,7 @@ from course_lib.timeline import Timeline
 HIDES = 0.5
 # How much further steps of mixtures of experts lie from estimates than others: a standard deviation of the logarithm.
 ROUTED_APART = 0.3
-# Bytes of a parameter that is gathered in 8 bits, as Megatron Core does (fp8_param_gather); in 4 bits it does not.
+# Bytes of a parameter that is gathered in 8 bits, as by Megatron Core (fp8_param_gather), which gathers none in 4.
 GATHERED = {"fp8": 1, "mxfp8": 1}
 NOTHING = Work(0.0, 0.0, 0.0)
 

@@ -42,15 +42,14 @@ def interval(model: ModelSpec, plan: Plan, low: float, high: float, cluster: Clu
     new = list(_extrapolated(model, plan, cluster))
     if new:
         return f"{said} None of those had {' or '.join(new)}: measure before you rely on it."
-    return (
-        f"{said} Some of those had its precision, its size and its number of devices." if cluster.spec.stacks else said
-    )
+    return f"{said} Some of those had its precision, size and number of devices." if cluster.spec.stacks else said
 
 
 def _extrapolated(model: ModelSpec, plan: Plan, cluster: Cluster) -> Iterator[str]:
     """What this step has and none of the published and measured steps behind its interval."""
     known, measured = cluster.spec, [step.plan for step in cluster.measured]
-    sizes = [*known.sizes, *(step.model.parameters for step in cluster.measured)] or [model.parameters]
+    used = model.active_parameters
+    sizes = [*known.sizes, *(step.model.active_parameters for step in cluster.measured)] or [used]
     largest = max((known.largest, *(one.devices for one in measured)))
     precisions = {*known.precisions, *(one.precision for one in measured)}
     if precisions and plan.precision not in precisions:
@@ -59,8 +58,8 @@ def _extrapolated(model: ModelSpec, plan: Plan, cluster: Cluster) -> Iterator[st
         yield f"schedule={plan.schedule!r}"
     if plan.devices > largest > 0:
         yield f"more than {largest:,} devices"
-    if not min(sizes) / SIMILAR <= model.parameters <= max(sizes) * SIMILAR:
-        yield f"{model.parameters / 1e9:.2g} billion parameters"
+    if not min(sizes) / SIMILAR <= used <= max(sizes) * SIMILAR:
+        yield f"{used / 1e9:.2g} billion parameters"
 
 
 def _remedy(model: ModelSpec, plan: Plan, global_batch: int, capacity: float) -> str:

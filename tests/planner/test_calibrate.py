@@ -57,10 +57,10 @@ def test_an_interval_says_whether_such_a_step_was_published() -> None:
     plan = Plan(dp=8, tp=8, precision="mxfp8", zero=3)
     inside = estimate(GPT3["175B"], Cluster("GB300-279GB", 1, 64), plan, BATCH).interval
     assert "by published steps of 1 stack of software on GB300-279GB." in inside
-    assert "Some of those had its precision, its size and its number of devices." in inside
-    for changed, what in (({"precision": "bf16"}, "precision='bf16'"), ({"dp": 64}, "more than 256 devices")):
-        cluster, other = Cluster("GB300-279GB", changed.get("dp", 8) // 8, 64), replace(plan, **changed)
-        assert f"None of those had {what}: measure" in estimate(GPT3["175B"], cluster, other, BATCH).interval
+    assert "Some of those had its precision, size and number of devices." in inside
+    for other, what in ((replace(plan, precision="bf16"), "precision='bf16'"), (Plan(64, 8, precision="fp8"), "more")):
+        cluster = Cluster("GB300-279GB", other.dp // 8, 64)
+        assert f"None of those had {what}" in estimate(GPT3["175B"], cluster, other, BATCH).interval
     small = estimate(MODEL, Cluster("GB300-279GB", 1, 64), plan, BATCH).interval
     assert "None of those had 1.3 billion parameters: measure" in small
 

@@ -27,7 +27,12 @@ def test_every_figure_has_a_source_and_a_place() -> None:
         assert row["source"] and row["where"] and row["unit"]
     assert len({row["id"] for row in rows}) == len(rows)
     assert all(row["tolerance"] >= 0 for row in FIGURES)
-    assert {row["quantity"] for row in rows} == {*published.PREDICT, "step time", "out of memory"}
+    assert {row["quantity"] for row in rows} == {
+        *published.PREDICT,
+        "step time",
+        "step time of a mixture",
+        "out of memory",
+    }
 
 
 def test_steps_of_a_machine_never_seen_are_met_to_ten_percent_in_the_mean() -> None:
@@ -76,7 +81,7 @@ def test_h100_and_blackwell_differ_as_sources_with_both_measured_it() -> None:
             for of in (published.published_seconds, lambda row: published.predict(row).step_time.total)
         )
         assert 2.05 < measured < 2.3
-        assert shipped == pytest.approx(measured, rel=0.16)
+        assert shipped == pytest.approx(measured, rel=0.1)
 
 
 def speed(row: Row, seconds: Callable[[Row], float]) -> float:
