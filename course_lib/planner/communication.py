@@ -106,28 +106,18 @@ def ring_through_nodes(op: str, n_bytes: float, group: Group, cluster: Cluster) 
     return seconds - ROUNDS[op] * (group.size - group.nodes) * (link.latency - inside.latency)
 
 
-def reached(places: int, copies: int) -> float:
-    """How many of these places have one of a token's experts, on average."""
-    return places * (1 - (1 - 1 / places) ** copies)
-
-
-def all_to_all_bytes(n_bytes: float, copies: int, ranks: Group) -> tuple[float, float]:
-    """Bytes that a member sends inside its node and out of it, with n_bytes of tokens for so many experts each.
+def all_to_all(n_bytes: float, copies: int, ranks: Group, cluster: Cluster) -> tuple[float, float]:
+    """Bytes that one member sends in an all-to-all and its seconds, with n_bytes of tokens for `copies` experts each.
 
     A token travels once to each node and there once to each device with one of its experts, as in DeepEP (DeepSeek-AI
-    2024, "DeepSeek-V3 Technical Report", section 3.2.2); all nodes and devices are equally likely.
+    2024, "DeepSeek-V3 Technical Report", section 3.2.2); all of them are equally likely. Both links are in use at once.
     """
-    inside = reached(ranks.size, copies) * (ranks.per_node - 1) / ranks.per_node
-    return n_bytes * inside, n_bytes * reached(ranks.nodes, copies) * (ranks.nodes - 1) / ranks.nodes
-
-
-def all_to_all_seconds(n_bytes: float, copies: int, ranks: Group, cluster: Cluster) -> float:
-    """The time of an all-to-all: both links are in use at once, and the slower one decides."""
-    if ranks.size == 1:
-        return 0.0
-    links = cluster.inside_link, cluster.between_link
-    sent = all_to_all_bytes(n_bytes, copies, ranks)
-    return max(message_seconds(size, link) for size, link in zip(sent, links, strict=True) if size)
+    inside, across = (
+        n_bytes * (1 - 1 / neighbors) * places * (1 - (1 - 1 / places) ** copies)  # of so many places a token reaches
+        for neighbors, places in ((ranks.per_node, ranks.size), (ranks.nodes, ranks.nodes))
+    )
+    links = (inside, cluster.inside_link), (across, cluster.between_link)
+    return inside + across, max([0.0, *(message_seconds(sent, link) for sent, link in links if sent)])
 
 
 def message_seconds(n_bytes: float, link: Interconnect) -> float:

@@ -35,6 +35,9 @@ WAVE = 0.5  # the part of the last wave of tiles that is idle on average
 UNFUSED = 3.5
 # Reads and writes of each routed copy: sorted by device, then by expert; back by device, and summed up for its token.
 ROUTING = 7
+# Seconds that a device waits for its host in a layer with experts, and twice that in backward: the host has to learn
+# how many tokens each expert received before it can launch their products. Fitted to the median of published steps.
+ROUTING_WAIT = 0.5e-3
 KERNEL = 4e-6  # seconds that a kernel needs to begin and end
 BACKWARD_BYTES = 1.5  # a kernel that reads x and writes y forward, reads x and dy and writes dx backward
 SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2, "mxfp8": 2, "nvfp4": 2}  # bytes of an activation
@@ -83,9 +86,10 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     precision = cut.precision
     tokens = cut.micro_batch * model.sequence / cut.cp
     attention, attention_backward = _attention(model, device, cut)
-    products = [*(product_of(matrix, tokens, cut) for matrix in model.matrices()), *_expert_products(model, cut)]
+    products = [*(product_of(matrix, tokens, cut) for matrix in model.matrices), *_expert_products(model, cut)]
     small = small_kernel_seconds(_layer_bytes(model, cut, tokens), device, cut)
     cast, cast_backward = _cast_seconds(model, device, cut)
+    waits = ROUTING_WAIT if model.experts else 0.0
     # Gradients of biases and norms are sums over all tokens, so what comes in from above is read once more.
     summed = 4 * model.hidden + (sum(p.n for p in products if p.m == tokens) if model.biases else 0)
     bias = streaming_seconds(SIZE[precision] * tokens * summed, device)
@@ -95,8 +99,8 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     # The gradients of a micro-batch are added to those of the ones before: two reads and a write, and one write before.
     added = streaming_seconds(4 * SIZE[precision] * sum(p.k * p.n * p.batch for p in products), device)
     return LayerTimes(
-        forward + attention + small + cast + 6 * KERNEL,
-        inputs + attention_backward + cast_backward + BACKWARD_BYTES * small + 9 * KERNEL,
+        forward + attention + small + cast + 6 * KERNEL + waits,
+        inputs + attention_backward + cast_backward + BACKWARD_BYTES * small + 9 * KERNEL + 2 * waits,
         weights + added + bias,
         small_kernel_seconds(_pointwise_bytes(model, cut, tokens), device, cut) if model.flash_attention else attention,
     )
@@ -104,11 +108,9 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
 
 def product_of(matrix: Matrix, tokens: float, cut: Slice) -> Product:
     """The product of one device. What tensor ranks do not cut they share by positions, if they share those at all."""
-    if matrix.cut == "columns":
-        return Product(tokens, matrix.outputs / cut.tp, matrix.inputs)
-    if matrix.cut == "rows":
-        return Product(tokens, matrix.outputs, matrix.inputs / cut.tp)
-    return Product(tokens / (cut.tp if cut.sequence_parallel else 1), matrix.outputs, matrix.inputs)
+    by_positions = cut.tp if cut.sequence_parallel else 1
+    m, n, k = {"columns": (1, cut.tp, 1), "rows": (1, 1, cut.tp), "": (by_positions, 1, 1)}[matrix.cut]
+    return Product(tokens / m, matrix.outputs / n, matrix.inputs / k)
 
 
 def routed_tokens(model: ModelSpec, cut: Slice) -> float:
@@ -119,7 +121,7 @@ def routed_tokens(model: ModelSpec, cut: Slice) -> float:
 def _expert_products(model: ModelSpec, cut: Slice) -> list[Product]:
     """The products of a device's experts, each with an equal part of the copies."""
     here, copies = model.experts // cut.ep, routed_tokens(model, cut)
-    return [Product(copies / here, one.outputs, one.inputs, here) for one in model.mlp(model.expert_width) if here]
+    return [Product(copies / here, one.outputs, one.inputs, here) for one in model.mlp(model.expert_ffn) if here]
 
 
 def _cast_seconds(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, float]:
@@ -130,8 +132,8 @@ def _cast_seconds(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, 
     if cut.precision not in CAST:
         return 0.0, 0.0
     tokens, experts = cut.micro_batch * model.sequence / (cut.cp * cut.tp), _expert_products(model, cut)
-    inputs = tokens * sum(one.inputs for one in model.matrices()) + sum(p.m * p.k * p.batch for p in experts)
-    outputs = tokens * sum(one.outputs for one in model.matrices()) + sum(p.m * p.n * p.batch for p in experts)
+    inputs = tokens * sum(one.inputs for one in model.matrices) + sum(p.m * p.k * p.batch for p in experts)
+    outputs = tokens * sum(one.outputs for one in model.matrices) + sum(p.m * p.n * p.batch for p in experts)
     n_bytes = CAST[cut.precision]
     return streaming_seconds(n_bytes * inputs, device), streaming_seconds(n_bytes * outputs, device)
 
@@ -170,7 +172,7 @@ def _layer_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
 def _pointwise_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
     """Bytes of the two norms and the activation function."""
     norms = 4 * model.hidden / (cut.tp if cut.sequence_parallel else 1)
-    experts = routed_tokens(model, cut) * (model.gates + 1) * model.expert_width
+    experts = routed_tokens(model, cut) * (2 + model.gated_mlp) * model.expert_ffn
     return SIZE[cut.precision] * (tokens * (norms + (model.up_width + model.mlp_width) / cut.tp) + experts)
 
 

@@ -20,17 +20,19 @@ LOSSES = json.loads(Path(__file__).with_name("losses.json").read_text(encoding="
 def why(
     model: ModelSpec, plan: Plan, global_batch: int, memory: Memory, capacity: float, seconds: Mapping[str, float]
 ) -> str:
-    """The binding constraint in words: memory if the plan does not fit, else the largest loss of time.
+    """The binding constraint in words: memory if the plan does not fit for certain, else the largest loss of time.
 
     capacity: bytes of a device that a step can use.  seconds: of a step, by part.
     """
     largest = max(memory.parts, key=lambda name: memory.parts[name])
     where = f"the fullest device (pipeline rank {memory.rank})" if plan.pp > 1 else "each device"
     needs = f"{where} needs {_gib(memory.total)}"
-    if memory.total <= capacity:
-        return f"It fits: {needs} of {_gib(capacity)}. {_time(seconds)}"
+    span = f"{needs}, {_gib(memory.low)} to {_gib(memory.high)} by the software"
+    fit = memory.fit(capacity)
+    if fit == "fits":
+        return f"It fits: {span}, of {_gib(capacity)}. {_time(seconds)}"
     share = memory.parts[largest] / memory.total
-    full = f"It does not fit: {needs}, and {_gib(capacity)} are there; {share:.0%} of it is {largest}."
+    full = f"It {fit}: {span}, and {_gib(capacity)} are there; {share:.0%} of it is {largest}."
     return f"{full} {_remedy(model, plan, global_batch, capacity)} {_time(seconds)}"
 
 
@@ -46,7 +48,8 @@ def interval(model: ModelSpec, plan: Plan, low: float, high: float, cluster: Clu
 def _extrapolated(model: ModelSpec, plan: Plan, cluster: Cluster) -> Iterator[str]:
     """What this step has and none of the published and measured steps behind its interval."""
     known, measured = cluster.spec, [step.plan for step in cluster.measured]
-    sizes = [*known.sizes, *(step.model.parameters for step in cluster.measured)] or [model.parameters]
+    used = model.active_parameters
+    sizes = [*known.sizes, *(step.model.active_parameters for step in cluster.measured)] or [used]
     largest = max((known.largest, *(one.devices for one in measured)))
     precisions = {*known.precisions, *(one.precision for one in measured)}
     if precisions and plan.precision not in precisions:
@@ -55,8 +58,8 @@ def _extrapolated(model: ModelSpec, plan: Plan, cluster: Cluster) -> Iterator[st
         yield f"schedule={plan.schedule!r}"
     if plan.devices > largest > 0:
         yield f"more than {largest:,} devices"
-    if not min(sizes) / SIMILAR <= model.parameters <= max(sizes) * SIMILAR:
-        yield f"{model.parameters / 1e9:.2g} billion parameters"
+    if not min(sizes) / SIMILAR <= used <= max(sizes) * SIMILAR:
+        yield f"{used / 1e9:.2g} billion parameters"
 
 
 def _remedy(model: ModelSpec, plan: Plan, global_batch: int, capacity: float) -> str:
@@ -64,7 +67,7 @@ def _remedy(model: ModelSpec, plan: Plan, global_batch: int, capacity: float) ->
     tried: dict[str, Memory] = {}
     for what, milder in _milder(plan):
         tried[what] = memory_of_worst_device(model, milder, milder.micro_batches(global_batch))
-        if tried[what].total <= capacity:
+        if tried[what].fit(capacity) == "fits":
             return f"With {what} it would need {_gib(tried[what].total)} and fit."
     if not tried:
         return "Cut the model further, with a larger tp or pp."

@@ -20,7 +20,7 @@ Lepikhin et al. 2020, "GShard" (experts among data ranks).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -71,11 +71,11 @@ class ModelSpec:
         they are computed, masked, normalized and dropped out one after the other, as everywhere before 2023.
     head_width: numbers in a head; None: hidden / heads.
     experts: MLPs of a layer among which a router chooses active_experts for each token; 0: one MLP, for all tokens.
-    expert_ffn: width inside an expert; None: as ffn_hidden.  shared_experts: further experts, for all tokens.
+    expert_ffn: width inside an expert.  shared_experts: further experts, for all tokens.
     dense_layers: the first layers, which have one MLP of ffn_hidden. Time and activations count them like the others.
     imbalance: tokens of the busiest expert rank, over the mean; 1: the router spreads them evenly.
     latent: multi-head latent attention (DeepSeek-V2): the widths of the vectors from which queries, and keys and values
-        are made, and the part of a head that carries positions. Attention counts with the mean width of keys and values.
+        are made, and the part of a head that carries positions. Attention counts with the mean of its two widths.
 
     Raises ValueError for a shape that cannot be built.
     """
@@ -96,7 +96,7 @@ class ModelSpec:
     head_width: int | None = None
     experts: int = 0
     active_experts: int = 0
-    expert_ffn: int | None = None
+    expert_ffn: int = 0
     shared_experts: int = 0
     dense_layers: int = 0
     imbalance: float = 1.0
@@ -107,10 +107,9 @@ class ModelSpec:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} has to be at least 1")
-        if not bool(self.experts) <= self.active_experts <= self.experts or self.imbalance < 1:
+        if not bool(self.experts) <= self.active_experts <= self.experts or bool(self.experts) > self.expert_ffn:
             raise ValueError(
-                f"experts={self.experts}, active_experts={self.active_experts}, imbalance={self.imbalance}: a token "
-                f"goes to at least one of the experts and to no more than there are; the imbalance is 1 or more"
+                f"{self.experts} experts need active_experts, 1 up to all of them, and a width, expert_ffn"
             )
         if self.head_width is None and self.hidden % self.heads:
             raise ValueError(f"heads={self.heads} does not divide hidden={self.hidden}; choose one that does")
@@ -129,14 +128,11 @@ class ModelSpec:
         return self.kv_heads or self.heads
 
     @property
-    def value_width(self) -> int:
-        """The width of all heads' values, and of what attention makes of them."""
-        return self.heads * (self.head_width or self.hidden // self.heads)
-
-    @property
     def attention_width(self) -> int:
         """The width of all heads in attention; in latent attention the mean of its two products."""
-        return self.value_width + (self.heads * self.latent[2] // 2 if self.latent else 0)
+        return self.heads * (
+            (self.head_width or self.hidden // self.heads) + (self.latent[2] // 2 if self.latent else 0)
+        )
 
     @property
     def key_value_width(self) -> int:
@@ -147,61 +143,52 @@ class ModelSpec:
         return self.ffn_hidden or 4 * self.hidden
 
     @property
-    def expert_width(self) -> int:
-        return self.expert_ffn or self.ffn_width
-
-    @property
     def mlp_width(self) -> int:
         """The width of the MLP for all tokens: in a layer with experts that of the shared ones, or 0."""
-        return self.shared_experts * self.expert_width if self.experts else self.ffn_width
-
-    @property
-    def gates(self) -> int:
-        """The width of an MLP's first product by that of its second: hidden units, and as many again if gated."""
-        return 2 if self.gated_mlp else 1
+        return self.shared_experts * self.expert_ffn if self.experts else self.ffn_width
 
     @property
     def up_width(self) -> int:
-        return self.mlp_width * self.gates
+        return self.mlp_width * (1 + self.gated_mlp)
 
     def mlp(self, width: int) -> tuple[Matrix, ...]:
-        return Matrix(self.hidden, self.gates * width, "columns"), Matrix(width, self.hidden, "rows")
+        return Matrix(self.hidden, (1 + self.gated_mlp) * width, "columns"), Matrix(width, self.hidden, "rows")
 
     @property
     def attention_matrices(self) -> tuple[Matrix, ...]:
         """Query, key, value | out; in latent attention down | up to queries | up to keys and values | out."""
-        out = Matrix(self.value_width, self.hidden, "rows")
+        queries, keys_values, positions = self.latent or (0, 0, 0)
+        values = self.attention_width - self.heads * positions // 2
+        out = Matrix(values, self.hidden, "rows")
         if self.latent is None:
-            return Matrix(self.hidden, self.attention_width + 2 * self.key_value_width, "columns"), out
-        queries, keys_values, positions = self.latent
-        up = Matrix(queries, self.value_width + self.heads * positions, "columns")
-        both = Matrix(keys_values, 2 * self.value_width, "columns")
-        return Matrix(self.hidden, queries + keys_values + positions), up, both, out
+            return Matrix(self.hidden, values + 2 * self.key_value_width, "columns"), out
+        up = Matrix(queries, values + self.heads * positions, "columns"), Matrix(keys_values, 2 * values, "columns")
+        return Matrix(self.hidden, queries + keys_values + positions), *up, out
 
-    def matrices(self, dense: bool = False) -> tuple[Matrix, ...]:
-        """The matrices of one layer that all tokens go through. dense: of one of the first, without experts."""
-        if dense or not self.experts:
-            return *self.attention_matrices, *self.mlp(self.ffn_width)
-        shared = self.mlp(self.mlp_width) if self.shared_experts else ()
-        return *self.attention_matrices, Matrix(self.hidden, self.experts), *shared
+    @cached_property
+    def dense(self) -> ModelSpec:
+        """The model without experts, which its first layers look like."""
+        return replace(self, experts=0, active_experts=0) if self.experts else self
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The matrices of one layer that all tokens go through."""
+        router = (Matrix(self.hidden, self.experts),) if self.experts else ()
+        return *self.attention_matrices, *router, *(self.mlp(self.mlp_width) if self.mlp_width else ())
+
+    @property
+    def expert_parameters(self) -> int:
+        return sum(matrix.size + matrix.outputs * bool(self.biases) for matrix in self.mlp(self.expert_ffn))
 
     @cached_property
     def layer_parameters(self) -> Parameters:
         """One layer: query, key, value | out, up | down, and two norms (12 hidden^2 + 13 hidden in GPT)."""
-        return self._layer_parameters()
-
-    @property
-    def expert_parameters(self) -> int:
-        up, down = self.mlp(self.expert_width)
-        return up.size + down.size + (up.outputs + down.outputs if self.biases else 0)
-
-    def _layer_parameters(self, dense: bool = False) -> Parameters:
         cut, whole = 0, (4 if self.biases else 2) * self.hidden
-        for matrix in self.matrices(dense):
-            biases = matrix.outputs if self.biases else 0
+        for matrix in self.matrices:
+            biases = matrix.outputs * bool(self.biases)
             cut += (matrix.size if matrix.cut else 0) + (biases if matrix.cut == "columns" else 0)
             whole += (0 if matrix.cut else matrix.size) + (0 if matrix.cut == "columns" else biases)
-        return Parameters(cut, whole, 0 if dense else self.experts * self.expert_parameters)
+        return Parameters(cut, whole, self.experts * self.expert_parameters)
 
     @cached_property
     def parameters(self) -> int:
@@ -219,7 +206,7 @@ class ModelSpec:
         counts = layers_of_stages(self.layers, n_stages)
         dense = [min(counts[stage], max(self.dense_layers - sum(counts[:stage]), 0)) for stage in stages]
         layers = sum(counts[stage] for stage in stages) - sum(dense)
-        each = zip(self.layer_parameters, self._layer_parameters(dense=True), strict=True)
+        each = zip(self.layer_parameters, self.dense.layer_parameters, strict=True)
         cut, whole, routed = (layers * numbers + sum(dense) * first for numbers, first in each)
         if 0 in stages:  # token vectors, which are cut by vocabulary, and learned positions
             cut += self.vocab * self.hidden
@@ -229,15 +216,12 @@ class ModelSpec:
             cut += self.vocab * self.hidden if not self.tied_embeddings or 0 not in stages else 0
         return Parameters(cut, whole, routed)
 
-    def layer_flops(self, tokens: int, dense: bool = False) -> float:
-        """Forward FLOPs of one layer. Attention counts as if nothing were masked, as all published figures here do."""
-        experts = 0 if dense else self.active_experts * sum(matrix.size for matrix in self.mlp(self.expert_width))
-        matrices = sum(matrix.size for matrix in self.matrices(dense)) + experts
+    def layer_flops(self, tokens: int) -> float:
+        """Forward FLOPs of a layer, on average; of attention as if nothing were masked, as in all published figures."""
+        first, others = (sum(matrix.size for matrix in one.matrices) for one in (self.dense, self))
+        others += self.active_experts * self.expert_parameters
+        matrices = others + (first - others) * self.dense_layers / self.layers
         return 2.0 * tokens * matrices + 4.0 * tokens * self.sequence * self.attention_width
-
-    def _layers_flops(self, tokens: int) -> float:
-        first = self.dense_layers * (self.layer_flops(tokens, dense=True) - self.layer_flops(tokens))
-        return self.layers * self.layer_flops(tokens) + first
 
     def step_flops(self, global_batch: int) -> float:
         """FLOPs that one step needs, forward and backward (3 x forward), without recomputation.
@@ -245,13 +229,13 @@ class ModelSpec:
         For GPT it is 72 B s l h^2 (1 + s / 6h + V / 12lh), the paper's equation 3 without its recomputation.
         """
         tokens = global_batch * self.sequence
-        return 3 * (self._layers_flops(tokens) + 2.0 * tokens * self.hidden * self.vocab)
+        return 3 * (self.layers * self.layer_flops(tokens) + 2.0 * tokens * self.hidden * self.vocab)
 
     def recomputed_flops(self, global_batch: int, recompute: str) -> float:
         """FLOPs of a step that are computed a second time."""
         tokens = global_batch * self.sequence
         if recompute == "full":
-            return self._layers_flops(tokens)
+            return self.layers * self.layer_flops(tokens)
         if recompute == "selective" and not self.flash_attention:
             return self.layers * 4.0 * tokens * self.sequence * self.attention_width
         return 0.0
@@ -408,13 +392,8 @@ class Plan:
         return self.shards or self.dp * self.cp
 
     @property
-    def expert_replicas(self) -> int:
-        """The number of devices that hold the same experts, and average their gradients."""
-        return self.dp * self.cp * self.tp // self.ep
-
-    @property
     def expert_sharing(self) -> int:
-        """The number of an expert's replicas over which ZeRO shards: those among the replicas that shard the rest."""
+        """The number of an expert's dp x cp x tp / ep replicas over which ZeRO shards."""
         return max(1, self.sharing * self.tp // self.ep)
 
     @cached_property

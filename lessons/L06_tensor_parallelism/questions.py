@@ -73,13 +73,13 @@ def _strategy() -> Outcome:
     plan = best.plan
     found = f"{plan.tp} tensor ranks, {plan.pp} stages, {plan.dp} replicas"
     lines = [_in_words(name, one) for name, one in (tried | {f"the best of all plans, {found}": best}).items()]
-    right = not tried["64 replicas"].fits and best.mfu > 5 * tried["64 tensor ranks"].mfu and plan.tp <= 8
+    right = tried["64 replicas"].fit == "does not fit" and best.mfu > 5 * tried["64 tensor ranks"].mfu and plan.tp <= 8
     return Outcome(None, found={"lines": "; ".join(lines)}, shown=right)
 
 
 def _in_words(name: str, one: Estimate) -> str:
     if not one.fits:
-        return f"{name}: does not fit, {one.memory.total / 2**30:,.0f} GiB on a device that has 80"
+        return f"{name}: {one.fit}, {one.memory.total / 2**30:,.0f} GiB on a device that has 80"
     return f"{name}: {one.memory.total / 2**30:.0f} GiB, computes at {one.mfu:.0%} of what the devices can"
 
 

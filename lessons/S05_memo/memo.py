@@ -61,7 +61,7 @@ def demands(case: Brief, plan: Estimate) -> list[tuple[bool, str]]:
     need, where = memory_size(plan.memory.total), "stay inside a node" if is_inside else "reach over several nodes"
     faster = f"{gained:.2f} times as fast as the best plan on one node, {percent(gained / ideal)} of the ideal"
     return [
-        (plan.fits, f"Memory: the fullest device needs {need}, and it has {memory_size(plan.capacity)}."),
+        (plan.fits, f"Memory: the fullest device needs {need} of {memory_size(plan.capacity)}, so the plan {plan.fit}."),
         (gained >= case.expected * ideal, f"Scaling: {faster}; {percent(case.expected)} are expected."),
         (is_inside, f"Links: groups that talk in every layer {where}."),
     ]

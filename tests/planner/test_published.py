@@ -27,7 +27,12 @@ def test_every_figure_has_a_source_and_a_place() -> None:
         assert row["source"] and row["where"] and row["unit"]
     assert len({row["id"] for row in rows}) == len(rows)
     assert all(row["tolerance"] >= 0 for row in FIGURES)
-    assert {row["quantity"] for row in rows} == {*published.PREDICT, "step time", "out of memory"}
+    assert {row["quantity"] for row in rows} == {
+        *published.PREDICT,
+        "step time",
+        "step time of a mixture",
+        "out of memory",
+    }
 
 
 def test_steps_of_a_machine_never_seen_are_met_to_ten_percent_in_the_mean() -> None:
@@ -123,18 +128,17 @@ def test_of_all_runs_of_a_source_the_chosen_plan_is_nearly_the_best() -> None:
     assert max(regret for _, regret in found.values()) < 0.02
 
 
-def test_what_ran_fits_and_what_ran_out_of_memory_does_not() -> None:
-    eight_bits = "bridge", "dgxc"  # which keep activations in 8 bits or on the host, as the planner's memory does not
-    assert [name for name, is_right in published.fits().items() if not (is_right or name.startswith(eight_bits))] == []
+def test_what_ran_is_not_refused_and_what_ran_out_of_memory_is_not_promised() -> None:
+    assert [name for name, is_right in published.fits().items() if not is_right] == []
     assert len(published.fits()) > len(STEPS)
 
 
-def test_three_runs_fit_by_an_assumption_alone_which_says_so() -> None:
-    """Llama 3 405B: by its paper its tensors fit into 80 GiB, but leave no room for anything else."""
+def test_three_runs_fit_for_certain_by_an_assumption_alone_which_says_so() -> None:
+    """Llama 3 405B: by its paper its tensors fit into 80 GiB, but leave little room for anything else."""
     without = published.by_assumption()
     assert list(without) == [row["id"] for row in STEPS if row["id"].startswith("llama3")]
-    assert [round(one.memory.total / 2**30, 1) for one in without.values()] == [89.2, 81.7, 82.2]
-    assert all(one.memory.tensors < one.capacity < one.memory.total for one in without.values())
+    assert {one.fit for one in without.values()} == {"may fit"}
+    assert all(seen(row).predicted and published.predict(row).fits for row in STEPS if row["id"] in without)
     assert all(name in published.report() for name in without)
     for one in published.seen():
         if one.row["id"] in without:
