@@ -11,9 +11,9 @@
 # groups take whatever plan the platform proposes. So far it proposes what the largest group once needed.
 #
 # You write the defaults anew: a short function that gets a model, a cluster and a minibatch, and returns a `Plan`. It
-# may ask whether a plan fits: `estimate(model, cluster, plan, global_batch).fits`, from `course_lib.planner`. It should
-# not try thousands of plans: a default has to be explained to those who get it. What counts is the worst case, not the
-# mean: a group for which the default does not run calls you at night.
+# may ask whether a plan fits for certain: `estimate(model, cluster, plan, global_batch).fits`, from
+# `course_lib.planner`. It should not try thousands of plans: a default has to be explained to those who get it. What
+# counts is the worst case, not the mean: a group for which the default does not run calls you at night.
 #
 # ## 1. Before you write
 #
