@@ -227,9 +227,9 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
             (one := candidate("64 replicas, all states sharded (ZeRO-3)").step_time).data > one.total / 4
         ),
         "four times in each layer": tensor_ranks_meet_four_times_a_layer,
-        "2 tensor ranks are enough, with 4 stages and 8 replicas: 62%.": lambda: (
-            "the best of all plans, 2 tensor ranks, 4 stages, 8 replicas" in str(tensor._strategy().found["lines"])
-            and str(tensor._strategy().found["lines"]).endswith("computes at 62% of what the devices can")
+        "2 tensor ranks are enough, with 8 stages and 4 replicas: 60%.": lambda: (
+            "the best of all plans, 2 tensor ranks, 8 stages, 4 replicas" in str(tensor._strategy().found["lines"])
+            and str(tensor._strategy().found["lines"]).endswith("computes at 60% of what the devices can")
         ),
     },
     "bytes_per_weight": {
@@ -287,10 +287,10 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
             rung(1).step_time.recompute > rung(2).step_time.recompute == 0
         ),
         "does not compute everything twice": lambda: rung(1).step_time.recompute > rung(2).step_time.recompute == 0,
-        "bring it to 81.6 s, more than twice as fast as at first, at 62% MFU": lambda: (
-            round((best := plans.best(plans.NODES)).step_time.total, 1) == 81.6
+        "bring it to 82.7 s, more than twice as fast as at first, at 61% MFU": lambda: (
+            round((best := plans.best(plans.NODES)).step_time.total, 1) == 82.7
             and 2 * best.step_time.total < rung(0).step_time.total
-            and f"{best.mfu:.0%}" == "62%"
+            and f"{best.mfu:.0%}" == "61%"
         ),
     },
     "more_replicas": {
