@@ -249,10 +249,10 @@ def _tensor_traffic(
     """A layer's tensor traffic: seconds and exposed seconds, forward and backward, and bytes sent.
 
     Two all-reduces forward, two backward (Megatron's g and f); one each where routed experts, which are not cut, are
-    the only MLP. The backward ones sum gradients of inputs, so they can
-    run while the gradients of the weights are computed. Sequence parallelism splits each all-reduce into an
-    all-gather and a reduce-scatter of the same size in all, and gathers the inputs of products again in backward. Each
-    has a product beside it, which can begin with the first piece that is gathered and scatter the first that is done.
+    the only MLP. The backward ones sum gradients of inputs, so they can run while the gradients of the weights are
+    computed. Sequence parallelism splits each all-reduce into an all-gather and a reduce-scatter of the same size in
+    all, and gathers the inputs of products again in backward. Each has a product beside it, which can begin with the
+    first piece that is gathered and scatter the first that is done.
     """
     ranks = group(cut.tp, 1, cluster.devices_per_node)
     n_bytes, blocks = _hidden_states(model, cut), 1 + (model.mlp_width > 0)
