@@ -227,9 +227,9 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
             (one := candidate("64 replicas, all states sharded (ZeRO-3)").step_time).data > one.total / 4
         ),
         "four times in each layer": tensor_ranks_meet_four_times_a_layer,
-        "2 tensor ranks are enough, with 4 stages and 8 replicas: 62%.": lambda: (
-            "the best of all plans, 2 tensor ranks, 4 stages, 8 replicas" in str(tensor._strategy().found["lines"])
-            and str(tensor._strategy().found["lines"]).endswith("computes at 62% of what the devices can")
+        "2 tensor ranks are enough, with 8 stages and 4 replicas: 60%.": lambda: (
+            "the best of all plans, 2 tensor ranks, 8 stages, 4 replicas" in str(tensor._strategy().found["lines"])
+            and str(tensor._strategy().found["lines"]).endswith("computes at 60% of what the devices can")
         ),
     },
     "bytes_per_weight": {
@@ -285,10 +285,10 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
             rung(1).step_time.recompute > rung(2).step_time.recompute == 0
         ),
         "does not compute everything twice": lambda: rung(1).step_time.recompute > rung(2).step_time.recompute == 0,
-        "bring it to 81.6 s, more than twice as fast as at first, at 62% MFU": lambda: (
-            round((best := plans.best(plans.NODES)).step_time.total, 1) == 81.6
+        "bring it to 82.7 s, more than twice as fast as at first, at 61% MFU": lambda: (
+            round((best := plans.best(plans.NODES)).step_time.total, 1) == 82.7
             and 2 * best.step_time.total < rung(0).step_time.total
-            and f"{best.mfu:.0%}" == "62%"
+            and f"{best.mfu:.0%}" == "61%"
         ),
     },
     "more_replicas": {
@@ -320,8 +320,8 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
             (plans.OFFERS["a100"][1].devices, plans.OFFERS["a100"][1].between) == (128, plans.NODES.between)
         ),
         "Over three times the peak, and less than that in a step": lambda: plans._ratios()["peak"] > 3 > gained("h100"),
-        "what has been published of steps on B200 uses less than half of that peak": lambda: (
-            Cluster("B200-180GB").spec.matmul < 0.5
+        "uses less of that peak for matrix products than H100 do of theirs": lambda: (
+            Cluster("B200-180GB").spec.matmul < 0.8 * Cluster("H100-80GB").spec.matmul
         ),
         "Twice the devices are about twice as fast": lambda: gained("a100") == pytest.approx(2, 0.05),
         "the peak of an H100 is more than three times that of an A100": lambda: (
