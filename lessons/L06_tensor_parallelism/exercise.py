@@ -46,8 +46,8 @@ from lessons.L06_tensor_parallelism import checks
 #
 # PyTorch finds the gradients on the way back, but it does not know of other ranks. So you need a place where one
 # thing happens forward, and another one backward. `conjugate(x, forward, backward)` is such a place: it returns
-# `forward(x)`, and when the gradient comes back, `backward(gradient)` goes on to x. For example, this puts out x as it
-# is, and doubles the gradient:
+# `forward(x)`, and when the gradient comes back, `backward(gradient)` goes on to x. For example, this returns x as
+# it is, and doubles the gradient:
 
 # %%
 x = torch.ones(3, requires_grad=True)
@@ -123,7 +123,7 @@ checks.column_parallel(column_parallel).points(2)
 # |---|---|---|
 # | a linear layer of which each rank has some inputs, forward and backward | 15 | ★★☆ |
 #
-# The next layer of an MLP takes what the first one has put out, and that lies on different ranks: each has some of the
+# The next layer of an MLP takes the outputs of the first one, and these lie on different ranks: each has some of the
 # inputs. So this layer is cut the other way.
 #
 #     rank 0    x_0 ---- weight_0 ---->  a partial sum of y \
@@ -220,7 +220,7 @@ def cut_heads(qkv, bias, out, heads):
     qkv, bias: the weight [3 * hidden, hidden] and the bias [3 * hidden] that make queries,
         keys and values, in this order. hidden = heads * width, and a head's rows lie side by side.
     out: the weight [hidden, hidden] of the layer after the heads. Its inputs, which
-        are its columns, are the numbers that the heads put out, head after head.
+        are its columns, are the outputs of the heads, head after head.
     heads: how many there are; at least as many as ranks. All arguments are the same on all ranks.
 
     Returns this rank's rows of qkv and of bias, with queries, keys and values in this order,
@@ -268,11 +268,11 @@ checks = grading.of("lessons.L06_tensor_parallelism.checks")
 checks.cut_heads(cut_heads).points(3)
 
 # %% [markdown]
-# Cutting sends nothing. The check runs attention with your shares on each rank, adds up what all ranks put out, and
+# Cutting sends nothing. The check runs attention with your shares on each rank, adds up the outputs of all ranks, and
 # compares that with the whole layer. The bytes are those of the share and of that attention.
 #
 # Megatron-LM avoids the three places: it orders the rows of qkv by heads, so that a plain cut gives whole heads. Where
-# queries, keys and values lie one after the other, a plain cut runs just as well, puts out numbers of the right shape,
+# queries, keys and values lie one after the other, a plain cut runs just as well, outputs numbers of the right shape,
 # and is wrong. PyTorch's `ColwiseParallel` cuts like this: it knows nothing of heads. This course's
 # [`parallelize`](../../course_lib/mechanisms/tensor_parallel/transformer.py) keeps three layers, and cuts each of them.
 # It refuses a number of heads that the ranks do not divide: all would wait for those with one more.
@@ -339,8 +339,8 @@ def cross_entropy(logits, targets, first):
 # </details>
 # <details><summary>Hint 2: why m?</summary>
 #
-# The exponential of 1,000 is more than any number here can hold, and that of -2,000 is zero, whose logarithm is no
-# number. With the largest logit subtracted, the largest exponential is 1. It has to be the largest of *all* ranks, as
+# The exponential of 1,000 is more than any number here can hold, and that of -2,000 is zero, whose logarithm is minus
+# infinity. With the largest logit subtracted, the largest exponential is 1. It has to be the largest of *all* ranks, as
 # sums of exponentials can be added up only if all have subtracted the same.
 # </details>
 # <details><summary>Hint 3: the target's logit</summary>
