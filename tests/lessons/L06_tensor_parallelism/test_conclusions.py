@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isclose
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,11 @@ NAME = "tensor_parallelism"
 H100 = Cluster("H100-80GB", nodes=16, devices_per_node=8)
 
 
-def planned(model: ModelSpec, tp: int, pp: int = 16, **how: object) -> Estimate:
+def planned(model: ModelSpec, tp: int, pp: int = 16, **how: Any) -> Estimate:
     return estimate(model, H100, replace(Plan(dp=128 // (tp * pp), tp=tp, pp=pp, zero=1), **how), 512)
 
 
-def sent(**how: object) -> float:
+def sent(**how: Any) -> float:
     """Bytes of f and g for 175 billion parameters, over those of four all-reduces in each layer."""
     plain, plan = GPT3["175B"], Plan(tp=8, pp=16)
     layers, micro_batches = plain.layers // plan.pp, 512
