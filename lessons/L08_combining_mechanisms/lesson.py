@@ -312,7 +312,8 @@ for name, how in settings.items():
 # ## 6. Memory beside time
 #
 # An arrangement is chosen for its memory as often as for its time. Our model is too small to show that, so ask the
-# planner about the GPT-3 of 13B, on the same machines with A100s in them. In the first nine lines replicas share out
+# planner about
+# a model of 13B on the same machines with A100s in them. In the first nine lines replicas share out
 # the optimizer's state, as ours do. Then they share out everything (ZeRO-3): all eight of them, or in **hybrid
 # sharding** only the four of each machine, so that weights are fetched inside it and only shards of gradients cross.
 # *Predict:* which arrangement needs the least memory? Which is fastest? The same one?
