@@ -182,7 +182,7 @@ launch(swap, world_size=2).results
 # - **[Its exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb)**: build it yourself, with a check
 #   that runs your code on real ranks.
 #
-# Have you forgotten a word? The [glossary](glossary.md) has a sentence for each, and the lesson that explains it.
+# Have you forgotten a word? The [glossary](glossary.md) has a sentence or two for each, and the lesson that explains it.
 #
 # Three things to keep: a rank is a process with a number and a memory of its own; ranks know of each other only what
 # is sent; and whoever needs all the others waits for the slowest.

@@ -637,8 +637,8 @@ for samples in (512, 10):
 # and samples 0 and 1 count twice. (With `drop_last=True` it leaves two out instead.) And if you give the ranks shares
 # of 3, 3, 2 and 2, as in section 2? `DistributedDataParallel` averages over *ranks*, so that is the plain mean again.
 #
-# A rank with little memory can take its share in portions and add up their gradients. Then `no_sync` keeps the ranks
-# from averaging after each of them:
+# A rank with little memory can take its share in portions and add up their gradients. This is called
+# **gradient accumulation**, and `no_sync` keeps the ranks from averaging after each portion:
 
 # %%
 from contextlib import nullcontext
