@@ -55,8 +55,8 @@ CONCLUSIONS = [
         ),
     ),
     Conclusion(
-        "Interleaving and zero-bubble schedules make the bubble smaller, for more messages or more memory. They cure "
-        "no uneven cut.",
+        "Interleaving and zero-bubble schedules make the bubble smaller, for more messages or more memory. They do "
+        "not cure an uneven cut.",
         "16 ranks, 64 micro-batches, a quarter more on the last rank: with 1, 2 and 4 stages on each the same is lost, "
         "and zero bubble loses more",
         lambda: (
