@@ -45,7 +45,7 @@ class LayerWise(nn.Module):
             optimizer.step()
             optimizer.zero_grad()
 
-    blocks: the whole model, as a list of blocks that each take what the one before puts out, a single tensor.
+    blocks: the whole model, as a list of blocks that each take what the one before outputs, a single tensor.
         Parameters and buffers of the group's first rank go to all; then each rank keeps its own blocks, under their
         own names. (Delete the model to free the others.)
     costs: as for `split_layers`, the same on all ranks. (Measured ones differ; let one rank tell the others.)

@@ -298,7 +298,7 @@ def many_micro_batches(rank: int, m: int) -> State:
 
 
 def test_micro_batches_are_added_up_in_32_bits() -> None:
-    """A running sum in bfloat16 would stop at 256 times the addend. One bit is allowed for a logit that rounds up here
+    """A running sum in bfloat16 would stop at 256 times what is added. A bit is allowed for a logit that rounds up here
     and down there."""
     m = 300
     model = one_layer()

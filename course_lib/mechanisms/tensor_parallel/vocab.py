@@ -25,7 +25,7 @@ IGNORED = -100  # a target that is left out of the loss
 class VocabParallelEmbedding(nn.Module):
     """An embedding of which this rank has some tokens' rows: tokens [...] -> hidden states [..., hidden], on all ranks.
 
-    Each rank looks up the tokens that it has and puts out zeros for the others; the sum is the embedding.
+    Each rank looks up the tokens that it has and outputs zeros for the others; the sum is the embedding.
 
     embedding: the whole one, without options such as padding_idx. It gets the weights of the group's first rank.
 
