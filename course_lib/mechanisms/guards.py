@@ -54,15 +54,6 @@ def equal_shares(samples: int, mean: float) -> None:
 # Data parallelism
 
 
-def same_gradients(holders: Mapping[str, int], n: int) -> None:
-    """Raise ValueError if only some of n ranks had a gradient of a parameter. holders: how many had one, by name."""
-    for name, count in holders.items():
-        if 0 < count < n:
-            raise ValueError(
-                f"{name} has a gradient on {count} of {n} ranks; use the same parameters on all, or DataParallel"
-            )
-
-
 def forward_may_begin(has_gradients: bool, latest: int | None, samples: int) -> None:
     """latest: samples of the forward pass before this one, if no `finish()` came after it."""
     if has_gradients:

@@ -65,7 +65,7 @@ def halves(module: nn.Module, x: Tensor) -> tuple[Tensor, WeightGradients]:
 def test_both_halves_add_up_to_the_whole_bit_for_bit(
     build: Callable[[], nn.Module], dtype: torch.dtype, times: int
 ) -> None:
-    """A layer that is used twice adds three numbers in another order; a bit more, relative to the largest, is allowed."""
+    """But a layer that is used twice adds its numbers in another order: four roundings, relative to the largest one."""
     torch.manual_seed(0)
     module = build().to(dtype)
     x = torch.randn(5, 4, 6, dtype=dtype, requires_grad=True)
