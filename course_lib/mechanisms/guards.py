@@ -154,10 +154,3 @@ def can_share_heads(modules: Iterable[Any], group: Group) -> None:
 def sequence_can_be_shared(length: int, n: int) -> None:
     if length % n:
         raise ValueError(f"{n} ranks cannot share {length} positions; give multiples of {n}, for instance by padding")
-
-
-def are_in_vocabulary(name: str, tokens: Tensor, vocab: int) -> None:
-    if tokens.numel():
-        least, most = map(int, tokens.aminmax())
-        if least < 0 or most >= vocab:
-            raise ValueError(f"{name} go from {least} to {most}; with vocab={vocab}, give 0 to {vocab - 1}")

@@ -43,9 +43,11 @@ class WeightGradients(TorchFunctionMode):
         self.products: list[tuple[Tensor, Tensor, Tensor]] = []  # a weight, the gradient of its output, its input
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is F.linear and args[1].is_leaf and args[1].requires_grad and torch.is_grad_enabled():
-            return _SplitLinear.apply(self.products, *args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+        return (self._linear if function is F.linear else function)(*args, **(kwargs or {}))
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        is_trained = weight.is_leaf and weight.requires_grad
+        return _SplitLinear.apply(self.products, x, weight, bias) if is_trained else F.linear(x, weight, bias)
 
     def accumulate(self) -> None:
         """Add the gradients to the weights' `.grad`."""
@@ -56,7 +58,7 @@ class WeightGradients(TorchFunctionMode):
 
 class _SplitLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, products: list[Any], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def forward(ctx: Any, products: list[Any], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.products = products
         return F.linear(x, weight, bias)
