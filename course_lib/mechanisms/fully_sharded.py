@@ -78,8 +78,7 @@ class FullySharded(nn.Module):
         guards.not_sharded_yet(model)
         make_equal(named_tensors(model), group)
         self.module, self.group, self.compute_dtype, self.prefetch = model, group, compute_dtype, prefetch
-        kind: dict[str, Any] = {"group": group, "dtype": compute_dtype}
-        self.blocks = [Block(model, *found, **kind) for found in parameters_by_block(model)]
+        self.blocks = [Block(model, *found, group=group, dtype=compute_dtype) for found in parameters_by_block(model)]
         self._latest: Block | None = None
         self._reducing: Block | None = None
         model.register_forward_pre_hook(self._begin)

@@ -43,7 +43,8 @@ class LayerWise(nn.Module):
             optimizer.step()
             optimizer.zero_grad()
 
-    blocks: the whole model, as a list of blocks that each take what the one before puts out, a single tensor.
+    blocks: the whole model, as a list of blocks that each take what the one before puts out, a single tensor. They
+        have to run on the device "meta", too, where only shapes are computed.
         Parameters and buffers of the group's first rank go to all; then each rank keeps its own blocks, under their
         own names. (Delete the model to free the others.)
     costs: as for `split_layers`, the same on all ranks. (Measured ones differ; let one rank tell the others.)
@@ -112,7 +113,8 @@ class LayerWise(nn.Module):
 
     def _receive_input(self, inputs: Tensor) -> Tensor:
         with torch.no_grad():
-            x = torch.empty_like(self._before(inputs.to("meta")), device=inputs.device)
+            sent = self._before(inputs.to("meta"))
+        x = torch.empty(sent.shape, dtype=sent.dtype, device=inputs.device)
         dist.recv(x, group=self.group, group_src=self.stage - 1)
         return x.requires_grad_(torch.is_grad_enabled())
 

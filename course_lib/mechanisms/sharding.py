@@ -174,7 +174,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # State: each rank has its own
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part of the state, its shards of the parameters included. It fits the same rank of as many."""
+        """This rank's part of the state, with its shards of the parameters, for the same rank of as many ranks."""
         return {"inner": self.inner.state_dict(), "shards": [bucket.shard for bucket in self._buckets]}
 
     @torch.no_grad()

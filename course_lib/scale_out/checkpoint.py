@@ -90,9 +90,9 @@ def packed(state: Any) -> Tensor:
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
-def unpacked(state: Tensor, device: torch.device | str = "cpu") -> Any:
-    """The reverse of `packed`, with the tensors on this device."""
-    return torch.load(io.BytesIO(state.numpy().tobytes()), device, weights_only=True)
+def unpacked(state: Tensor) -> Any:
+    """The reverse of `packed`, with all tensors on the CPU."""
+    return torch.load(io.BytesIO(state.numpy().tobytes()), "cpu", weights_only=True)
 
 
 def steps(folder: Folder) -> list[int]:

@@ -187,7 +187,7 @@ def resume(optimizer: ShardedOptimizer, scaler: LossScaler | None, options: Opti
     """
     step, state = checkpoint.load(options.checkpoints, build(options)) if options.checkpoints else (0, {})
     if step:
-        own = checkpoint.unpacked(state[checkpoint.own_name()], optimizer.param_groups[0]["params"][0].device)
+        own = checkpoint.unpacked(state[checkpoint.own_name()])
         if own["layout"] != layout_of(options):
             raise checkpoint.CheckpointError(
                 f"the checkpoint of step {step} is from {own['layout']}, and this run has {layout_of(options)}; "

@@ -282,8 +282,8 @@ def many_micro_batches(rank: int, m: int) -> State:
 
 
 def test_micro_batches_are_added_up_in_32_bits() -> None:
-    """A running sum in bfloat16 would stop at 256 times a micro-batch's part. One bit is allowed for a logit that rounds
-    up here and down there."""
+    """A running sum in bfloat16 would stop at 256 micro-batches. One bit is allowed for a logit that rounds up here and
+    down there."""
     m = 300
     model = one_layer()
     inputs, targets = (tokens[:1] for tokens in minibatch(0, SAMPLES))
