@@ -35,7 +35,7 @@ class WeightGradients(TorchFunctionMode):
         later.accumulate()         # the second half
 
     Both add up to what `backward` does alone. A layer that is used twice adds one gradient after the other, where
-    autograd adds their sum. Recomputed activations are not supported.
+    autograd adds their sum. Recomputed activations and autocast are not supported.
     """
 
     def __init__(self) -> None:
@@ -46,14 +46,14 @@ class WeightGradients(TorchFunctionMode):
         return (self._linear if function is F.linear else function)(*args, **(kwargs or {}))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        is_trained = weight.is_leaf and weight.requires_grad
-        return _SplitLinear.apply(self.products, x, weight, bias) if is_trained else F.linear(x, weight, bias)
+        is_split = weight.is_leaf and weight.requires_grad
+        return _SplitLinear.apply(self.products, x, weight, bias) if is_split else F.linear(x, weight, bias)
 
     def accumulate(self) -> None:
         """Add the gradients to the weights' `.grad`."""
         while self.products:
             weight, gradient, x = self.products.pop(0)
-            weight.backward(gradient.flatten(0, -2).t() @ x.flatten(0, -2))
+            weight.backward(gradient.reshape(-1, len(weight)).t() @ x.reshape(-1, weight.shape[1]))
 
 
 class _SplitLinear(torch.autograd.Function):

@@ -129,6 +129,15 @@ def test_the_first_stage_of_a_pipeline_has_halves_too() -> None:
         assert same(parameter.grad, half)
 
 
+def test_a_sample_may_come_without_a_batch() -> None:
+    layer, x = nn.Linear(3, 2), torch.ones(3)
+    y, later = halves(layer, x)
+    y.sum().backward()
+    later.accumulate()
+    assert layer.weight.grad.tolist() == [[1.0] * 3] * 2
+    assert layer.bias.grad.tolist() == [1.0] * 2
+
+
 def test_sixteen_bits_are_added_up_in_the_dtype_that_a_weight_asks_for() -> None:
     layer = nn.Linear(6, 6, bias=False).to(torch.bfloat16)
     layer.weight.grad_dtype = torch.float32
