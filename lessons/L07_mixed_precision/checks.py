@@ -205,19 +205,9 @@ def _two_bytes(observed: list[Observed]) -> str:
     return too_much * (most > 3 * n + 16)
 
 
-sum_gradients_price, sum_gradients_rounding = (
-    _sums(4, 4, "usual", 3_000),
-    2.0**-8,
-)  # a rank rounds once, then each sum: at most 8 times 2^-11
+price, off = _sums(4, 4, "usual", 3_000), 2.0**-8  # a rank rounds once, then each sum: at most 8 times 2^-11
 sum_gradients = Exercise(
-    "sum_gradients",
-    mean_of_all,
-    result,
-    _sums_cases,
-    sum_gradients_price,
-    PACE,
-    rounding=sum_gradients_rounding,
-    breach=_two_bytes,
+    "sum_gradients", mean_of_all, result, _sums_cases, price, PACE, rounding=off, breach=_two_bytes
 )
 divide = "total /= n * len(micro_batches)"
 sum_gradients.change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
@@ -289,16 +279,9 @@ def _view_norms(observed: list[Observed]) -> list[Values]:
     return [{name: one for name, one in seen.values.items() if matters or name == "the result"} for seen in observed]
 
 
-unscale_and_clip_price, unscale_and_clip_rounding = _norms(4, "a large norm", 1), 1e-5  # PyTorch adds 1e-6 to the norm
+price, off = _norms(4, "a large norm", 1), 1e-5  # PyTorch adds 1e-6 to the norm
 unscale_and_clip = Exercise(
-    "unscale_and_clip",
-    clipped,
-    _play_norms,
-    _norms_cases,
-    unscale_and_clip_price,
-    PACE,
-    rounding=unscale_and_clip_rounding,
-    compared=_view_norms,
+    "unscale_and_clip", clipped, _play_norms, _norms_cases, price, PACE, rounding=off, compared=_view_norms
 )
 over_ranks = "    dist.all_reduce(total)\n"
 unscale_and_clip.change("own_norm", over_ranks, "")

@@ -52,7 +52,7 @@ SAID = {
     "Q7": [f"saves {12 / (4 * 90 + 12):.0%}", "800 kB", f"idle for {1 - 90 / (4 * 90 + 12):.0%}", "90, 90, 90, 90."],
     "Q10": [f"MB4. What you said, it does {when}." for when in ("later", "earlier", "just then", "later", "earlier")],
     "which_cut": [f"sends {sent} bytes, and the numbers are" for sent in ("110,592", "92,160", "24,576", "92,160")],
-    "one_overflow": ["different.", "different, and the weights of rank 3 are no numbers.", "equal.", "different."],
+    "one_overflow": ["others.", "others, and some of them are NaN.", "the same, up to rounding.", "others."],
     "which_axis_across": [
         "hardly costs",
         "hardly costs",
