@@ -211,9 +211,9 @@ step.points(5)
 # Two messages are the least for a rank in the middle: hidden states to the right, a gradient to the left. The best
 # possible idle time is just as clear: of four ranks, one is busy. No way of writing this function changes that.
 #
-# In the course it is [`LayerWise`](../../course_lib/mechanisms/layerwise.py). It also sends shape and dtype along, so
-# that nobody has to know a `width`, and adds up the gradients of a parameter that is on two ranks, such as a head
-# that is tied to the embedding. PyTorch's is `torch.distributed.pipelining`, in `stage.py`.
+# In the course it is [`LayerWise`](../../course_lib/mechanisms/layerwise.py). It also finds out which shape and dtype
+# arrive, so that nobody has to know a `width`, and adds up the gradients of a parameter that is on two ranks, such as a
+# head that is tied to the embedding. PyTorch's is `torch.distributed.pipelining`, in `stage.py`.
 
 # %%
 step.idle
