@@ -339,8 +339,8 @@ def cross_entropy(logits, targets, first):
 # </details>
 # <details><summary>Hint 2: why m?</summary>
 #
-# The exponential of 1,000 is more than any number here can hold, and that of -2,000 is zero, whose logarithm is no
-# number. With the largest logit subtracted, the largest exponential is 1. It has to be the largest of *all* ranks, as
+# The exponential of 1,000 is more than any number here can hold, and that of -2,000 is zero, whose logarithm is minus
+# infinity. With the largest logit subtracted, the largest exponential is 1. It has to be the largest of *all* ranks, as
 # sums of exponentials can be added up only if all have subtracted the same.
 # </details>
 # <details><summary>Hint 3: the target's logit</summary>

@@ -185,8 +185,8 @@ TensorParallelExplorer()
 #    smallest for {{1 - explored(8, 32).idle_fraction():percent}}. Computing grows with the square of the hidden size,
 #    what travels with the hidden size itself.
 # 3. Yes, but not by much: {{explored(8, 64).makespan:duration}} in place of {{explored(4, 64).makespan:duration}}.
-# 4. Each becomes a reduce-scatter and an all-gather, one of them forward and the other backward. It saves not a byte,
-#    and costs none.
+# 4. Each becomes a reduce-scatter and an all-gather, one of them forward and the other backward. Here it saves not a
+#    byte, and costs none.
 # </details>
 #
 # ## 5. Attention, by heads
@@ -238,7 +238,7 @@ Card("count_all_reduces")
 # ## 6. The two ends of the model
 #
 # At both ends of the model are matrices with a row for every token of the vocabulary. They are cut by **vocabulary**:
-# each rank embeds the tokens it has and puts out zeros for the others (one more all-reduce), and each has its share of
+# each rank embeds the tokens it has and outputs zeros for the others (one more all-reduce), and each has its share of
 # the logits. The loss needs them all, it seems: a softmax over the whole vocabulary. *Predict:* with 8,192 tokens,
 # how much less travels if only what the loss needs of each share is exchanged, and not the logits?
 
@@ -333,7 +333,7 @@ print(f"each rank held {held:,} of {sum(p.numel() for p in model.parameters()):,
 # Outside of f and g all ranks do the same work on the same hidden states, and all *keep* them for the backward pass.
 # **Sequence parallelism** cuts these, too, by positions: g becomes a reduce-scatter, after which each rank has its
 # positions of the sum, and f an all-gather, which brings them together again. *Predict:* does that cost more bytes? And
-# does it save memory?
+# with four ranks, how much of what a rank keeps is saved: three quarters, half, less?
 
 # %%
 from collections import Counter
@@ -358,13 +358,27 @@ for is_cut in (False, True):
     print(f"    {run.results[0]:,} bytes of activations kept, {timeline.bytes_sent(0):,} bytes sent")
 
 # %% tags=["build-only"]
+from course_lib.planner import Plan, estimate
+from lessons.L06_tensor_parallelism import questions as asked
+
+large, nodes = asked.LARGE, asked.NODES
 all_reduces = travels(after_barrier(launch(step, world_size=4, args=(False,)).timeline))
+kept = [launch(step, world_size=4, args=(is_cut,)).results[0] for is_cut in (False, True)]
+plans = [Plan(tp=8, pp=8, sequence_parallel=is_cut) for is_cut in (False, True)]
+whole, own = (estimate(large, nodes, plan, asked.BATCH) for plan in plans)
 
 # %% [markdown]
-# Not a byte more: in a ring, an all-reduce *is* a reduce-scatter and an all-gather, one after the other. And less is
-# kept: the inputs of the norms are shared now. (The inputs of the matrices are still whole, since f has put them
-# together. Megatron-LM keeps only a rank's own positions of these as well, and gathers them a second time on the way
-# back.)
+# Not a byte more: in a ring, an all-reduce *is* a reduce-scatter and an all-gather, one after the other. And
+# {{1 - kept[1] / kept[0]:percent}} less is kept: the inputs of the norms are shared now. The inputs of the matrices are
+# still whole, since f has put them together and autograd holds on to what it made.
+#
+# Megatron-LM goes further. It keeps only a rank's own positions of these as well, and gathers them a second time on the
+# way back. Then all that is kept is divided by the number of ranks, for {{own.flows["tensor"].bytes /
+# whole.flows["tensor"].bytes:.2f}} times the bytes: each f makes three messages of half an all-reduce, and each g two.
+# This is the kind that the planner counts (and so does [planning](09_planning.ipynb)). For the model of the next
+# section on {{nodes.devices_per_node}} tensor ranks it says {{own.memory.activations:memory_size}} of activations in
+# place of {{whole.memory.activations:memory_size}}, modelled. So it is a choice: a little memory for nothing, or most
+# of it for more messages.
 #
 # A rank has seen only its own positions now when it finds the gradients of norms and biases, so these have to be added
 # up once in a step. That is what `sum_partial_gradients` is for.
@@ -372,7 +386,8 @@ all_reduces = travels(after_barrier(launch(step, world_size=4, args=(False,)).ti
 # ## 9. Inside a node, or across
 #
 # Data parallelism exchanges gradients once in a step, and hides most of it behind the backward pass. The all-reduces
-# of f and g come {{len(all_reduces) / long.layers:in_words}} times in *every layer*, and nobody can go on before they
+# of f and g come {{len(all_reduces) / long.layers:in_words}} times in *every layer*, with full recomputation
+# {{asked.all_reduces(2, recomputes=True) / 2:in_words}} times, and nobody can go on before they
 # are done. So the speed of the link decides. *Predict:* eight ranks in one node, or four in each of two nodes with a
 # much slower link between them. What becomes of the speed-up?
 
@@ -391,10 +406,6 @@ def timing(ranks, ranks_per_node):
 speed_up([timing(ranks, per_node) for per_node in (8, 4) for ranks in (1, 2, 4, 8)], title="Across nodes?")
 
 # %% tags=["build-only"]
-from lessons.L06_tensor_parallelism import questions as asked
-
-large, nodes = asked.LARGE, asked.NODES
-
 def faster(ranks, ranks_per_node):
     return timing(1, ranks_per_node).seconds / timing(ranks, ranks_per_node).seconds
 
@@ -406,7 +417,8 @@ def faster(ranks, ranks_per_node):
 #
 # $$4L \cdot 2\,\frac{N-1}{N}\,H$$
 #
-# in $4L$ messages that nothing hides, while its share of the computing falls as $1/N$.
+# in $4L$ collectives that nothing hides, each of them $2(N-1)$ messages around the ring, while its share of the
+# computing falls as $1/N$. (With full recomputation it is $6L$.)
 #
 # Real machines? The planner knows the data sheets. A model of {{large.parameters / 1e9:.0f}} billion parameters on
 # {{nodes.nodes}} nodes of {{nodes.devices_per_node}} A100s, with tensor groups from a single device to all
@@ -418,12 +430,35 @@ from lessons.L06_tensor_parallelism.questions import BATCH, LARGE, NODES
 
 for tp in (1, 2, 4, 8, 16, 32, 64):
     e = estimate(LARGE, NODES, Plan(tp=tp, pp=64 // tp), BATCH)
-    waits = e.step_time.tensor / e.step_time.total
-    print(f"tp {tp:2} x pp {64 // tp:2}, modelled: waits {waits:4.0%} for f and g, {e.mfu:4.0%} of peak")
+    waits, layers = e.step_time.tensor / e.step_time.total, -(-LARGE.layers * tp // 64)
+    print(f"tp {tp:2} x pp {64 // tp:2}: up to {layers:2} layers on a device; modelled: {e.bubble:3.0%} of the step "
+          f"is bubble, {waits:3.0%} waits for f and g; {e.mfu:3.0%} of peak")
+
+# %% tags=["build-only"]
+from dataclasses import replace
+
+
+def with_layers(layers):
+    model = replace(large, layers=layers)
+    return {tp: estimate(model, nodes, Plan(tp=tp, pp=64 // tp), asked.BATCH) for tp in (1, 2, 4, 8, 16)}
+
+real, even = with_layers(large.layers), with_layers(64)
 
 # %% [markdown]
-# Look at the step from {{nodes.devices_per_node}} to {{2 * nodes.devices_per_node}}, where the groups leave their
-# nodes.
+# From {{nodes.devices_per_node}} to {{2 * nodes.devices_per_node}} the groups leave their nodes, and it shows. But why
+# does it get better up to 4 tensor ranks, and worse already at 8, inside a node?
+#
+# - **Up to 4** it is the stages that get better. {{large.layers}} layers do not make 64 equal stages, nor 32: some
+#   devices have a layer more than the others, which wait for them. 16 stages have five layers each, and fewer stages
+#   make a shorter bubble. With 64 layers, which all these numbers divide, 2 tensor ranks are as good as 4
+#   ({{even[2].mfu:percent}} and {{even[4].mfu:percent}}).
+# - **At 8** each device takes part in twice as many layers, so it sends more than twice as much, and waits
+#   {{real[8].step_time.tensor / real[4].step_time.tensor:.1f}} times as long. And its share of each product is
+#   narrower, so the device computes it less well: computing takes {{real[8].step_time.compute /
+#   real[4].step_time.compute - 1:percent}} longer, for the same work. (The emulated devices above know nothing of
+#   that.)
+#
+# So inside a node, too: as many tensor ranks as the memory and the stages ask for, and no more.
 #
 # ### Case: choosing a strategy
 #
@@ -465,7 +500,8 @@ print("the same as ours, up to rounding:", difference < 1e-9)
 #
 # - The cut weights are `DTensor`s, which know what the other ranks hold. f and g come from that: a plain input of a
 #   column-parallel layer counts as copied to all ranks, so its gradient is added up.
-# - Query, key and value get an f each, where ours share one. So a block has six all-reduces, and not four.
+# - Query, key and value get an f each, where ours share one. So a block has six all-reduces, and not four (with full
+#   recomputation eight, and not six).
 # - It cuts what you name, and nothing else: here embedding and head are whole on all ranks. `RowwiseParallel` cuts an
 #   embedding as well, `ColwiseParallel` a head, and inside `loss_parallel()` the loss is found as in section 6.
 # - What it cuts is rank 0's. What it leaves whole stays as each rank has made it, so give all of them the same seed.
@@ -477,12 +513,15 @@ print("the same as ours, up to rounding:", difference < 1e-9)
 #
 # - Two matrices with a function between them that works on each number alone: the first by columns, the second by
 #   rows. Attention works the same way, with heads in place of hidden units.
-# - One all-reduce forward (g) and one backward (f) for each such pair, four for each transformer block, always of all
-#   hidden states.
+# - One all-reduce forward (g) and one backward (f) for each such pair, four for each transformer block, each of all
+#   hidden states. With full recomputation it is six.
 # - Parameters, gradients and optimizer state are divided by the number of ranks; with sequence parallelism, so are the
-#   activations between the blocks, for the same bytes.
+#   activations between the blocks, for the same bytes, and with a second gathering all of them, for a quarter more.
 # - The loss needs three numbers for each target from each rank, not the logits.
-# - It talks in every layer and hides nothing. Keep it on the fastest links you have, inside a node.
+# - It talks in every layer and hides nothing. Keep it on the fastest links you have, inside a node, and there use no
+#   more ranks than you need.
+# - Replicas that shard everything (ZeRO-3) are the other way to make a large model fit. They are as fast as long as
+#   each device has enough samples for each time that weights are fetched.
 #
 # ### When it stops being true
 #
@@ -491,8 +530,9 @@ print("the same as ours, up to rounding:", difference < 1e-9)
 # - **More ranks than heads**, or numbers that do not divide: some ranks idle, or it cannot be done.
 # - **Links as fast between nodes as inside.** Some machines join dozens of devices by the same fast links. There, a
 #   *node* is as large as that.
-# - **Nothing hides** holds for f and g as they are here. Cutting a product into pieces, so that one travels while the
-#   next is computed, hides a part of it (Wang et al. 2023).
+# - **Nothing hides** holds for f and g as they are here. f can run while the gradients of the weights are computed, as
+#   in Megatron-LM, and cutting a product into pieces, so that one travels while the next is computed, hides a part of
+#   both (Wang et al. 2023).
 #
 # ### Further reading
 #

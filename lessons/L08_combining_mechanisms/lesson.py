@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Combining mechanisms
 #
-# **What you do:** train one model on eight ranks that share the samples, the layers *and* each layer, in 16 bits if
-# you like, arrange the ranks in many ways, and find out who has to talk to whom, about what, and how much.<br>
+# **What you do:** train one model on eight ranks that share the samples, the layers *and* each layer, arrange the ranks
+# in many ways, and find out who has to talk to whom, about what, how much, and what memory each arrangement needs.<br>
 # **Time:** 45 minutes.<br>
 # **You need:** the lessons on data, sharded, pipeline and tensor parallelism and on [mixed
 # precision](07_mixed_precision.ipynb).
@@ -42,8 +42,8 @@ for rank, groups in enumerate(launch(neighbors, world_size=8).results):
 # %% [markdown]
 # Three groups of two, one for each axis. Rank 5 works with rank 4 on every layer of its stage (tp), hands hidden
 # states on to rank 7 and gets gradients back (pp), and once in a step averages gradients with rank 1 (dp), which holds
-# the same part of the model. With ranks 0, 2, 3 and 6 it never has to talk at all, but for a few single numbers such as
-# the loss.
+# the same part of the model. With ranks 0, 2, 3 and 6 it never has to talk at all, except for a few single numbers such
+# as the loss.
 #
 # *Predict:* the model has four layers between its embedding and its head, and the head uses the embedding's matrix.
 # What part of its parameters does each rank hold?
@@ -82,7 +82,7 @@ launch(what_it_holds, world_size=8).results
 #
 # 1. each replica takes its share of the minibatch, and cuts it into micro-batches;
 # 2. they flow through the pipeline; within each layer, tensor ranks add up their parts;
-# 3. gradients that have arisen in parts are added up: that of the shared embedding, from the first stage and the last
+# 3. partial gradients are added up: that of the shared embedding, from the first stage and the last
 #    (and with sequence parallelism those of norms and some biases, of which each tensor rank has seen its positions
 #    only; without it, tensor ranks have the same gradient already, and adding up would double it);
 # 4. replicas average their gradients, and each updates a part of the parameters (ZeRO-1);
@@ -181,8 +181,23 @@ for rank, kinds in enumerate(by_rank):
 # matrices that are cut, for it has a piece that nobody else has. What all tensor ranks have is counted by the first of
 # them, and the shared embedding by the first stage.
 #
+# (In float16 one more number goes around all eight: whether every gradient is finite. If one on rank 5 is not, all
+# eight skip the update, as in [mixed precision](07_mixed_precision.ipynb).)
+#
 # ## 4. How much each axis sends
 #
+# Eight devices are seldom in one box. So before you count anything:
+#
+# ### Question: two machines
+#
+# Decide, and let the axis of your choice reach across. Try the others as well.
+
+# %%
+from lessons import Card
+
+Card("which_axis_across")
+
+# %% [markdown]
 # *Predict:* which of the three axes sends the most bytes in a step, and which the least? And with four times as many
 # samples?
 #
@@ -218,20 +233,19 @@ mesh_map((2, 2, 2), step, title="Who talks to whom, with 256 samples?")
 # beforehand. (The planner is the subject of the next lesson.) Choose *Play*, and dots run along a line while something
 # is on its way there.
 #
-# 1. Walk through all arrangements. Which sends the most bytes, and which the fewest? Is it the fewest bytes that make
-#    the shortest step?
+# 1. Walk through all arrangements. Which sends the most bytes, and which the fewest? Do the fewest bytes make the
+#    shortest step?
 # 2. Take 1 x 1 x 8. What do the ranks do for most of the time? Then 2 x 1 x 4 and 1 x 2 x 4: which lines cross from one
 #    machine to the other now?
 # 3. Take 2 x 4 x 1, which sends little. Who waits, and for what? Which two controls help?
 # 4. Halve the bits. Which lines become thinner, and what does the picture say of the weights?
 
 # %%
-from lessons.L08_combining_mechanisms.explorer import MeshExplorer
+from lessons.L08_combining_mechanisms.explorer import MESHES, MeshExplorer
 
 MeshExplorer()
 
 # %% tags=["build-only"]
-from lessons.L08_combining_mechanisms.explorer import MESHES
 from lessons.L08_combining_mechanisms.figure import total
 
 
@@ -240,6 +254,11 @@ def step_of(sizes, *setting):
 
 steps = {" x ".join(map(str, sizes)): step_of(sizes) for sizes in MESHES}
 n_bytes = {name: sum(total(one.sent, axis) for axis in AXES) for name, one in steps.items()}
+
+def tail(name):
+    timeline = steps[name].timeline
+    return max(s.end for s in timeline.spans) - max(s.end for s in timeline.spans if s.kind == "backward")
+
 fewest, *_, most = sorted(steps, key=n_bytes.get)
 shortest = min(steps, key=lambda name: steps[name].timeline.makespan)
 across, halved = steps["1 x 1 x 8"].timeline, step_of((2, 2, 2), 4, "1f1b", torch.bfloat16)
@@ -249,8 +268,8 @@ keeps = {axis: total(halved.sent, axis) / total(steps["2 x 2 x 2"].sent, axis) f
 # <details><summary>What you should see</summary>
 #
 # 1. {{most}} sends the most, {{n_bytes[most]:data_size}}, and {{fewest}} the fewest, {{n_bytes[fewest]:data_size}}. But
-#    {{shortest}} makes the shortest step, and sends {{n_bytes[shortest] / n_bytes[fewest]:.1f}} times as much as
-#    {{fewest}}.
+#    {{shortest}} makes the shortest step here, {{steps[shortest].timeline.makespan:duration}}, and sends
+#    {{n_bytes[shortest] / n_bytes[fewest]:.1f}} times as much as {{fewest}}.
 # 2. They wait for the slow link, and compute for {{across.busy(0) / across.makespan:percent}} of the time. In 2 x 1 x 4
 #    only the replicas' lines cross, in 1 x 2 x 4 only those of the pipeline.
 # 3. Stages wait for each other while the pipeline fills and drains: they are idle for
@@ -266,53 +285,104 @@ keeps = {axis: total(halved.sent, axis) / total(steps["2 x 2 x 2"].sent, axis) f
 # change here; on a GPU the computing would be faster too.) Whatever you choose, the updated weights are those of one
 # process.
 #
-# ## 6. In 16 bits
+# ### Is the shortest step the shortest anywhere?
 #
-# Mixed precision goes with all of this. The parameters are bfloat16 or float16, what is passed on between stages and
-# tensor ranks too; gradients are added up in float32, and the float32 masters are shared out over the replicas with
-# the optimizer's state.
-#
-# float16 needs a loss scale. *Predict:* in the third step, one gradient on rank 5 overflows, and only there. Which of
-# the eight ranks update their weights in this step?
+# {{shortest}} was faster than eight replicas, {{steps["8 x 1 x 1"].timeline.makespan:duration}}. But the replicas spent
+# {{tail("8 x 1 x 1") / steps["8 x 1 x 1"].timeline.makespan:percent}} of the step after their last backward pass, with
+# gradients and weights. *Predict:* who is faster if gradients leave while the backward pass still runs? And if there
+# are four times as many samples? (With a single micro-batch, so that nobody has any further messages.)
 
 # %%
-from course_lib.mechanisms.mixed_precision import LossScaler
-
-
-def train_with_an_overflow(rank):
-    part, story = make_part((2, 2, 2), dtype=torch.float16), []
-    optimizer, scaler = make_optimizer(part, torch.optim.Adam, lr=3e-3), LossScaler(2.0**10)
-    for step, minibatch in enumerate(minibatches(4), start=1):
-        before, factor = training.flat(part.parameters()), float("inf") if rank == 5 and step == 3 else 1.0
-        hook = next(part.parameters()).register_hook(lambda gradient, factor=factor: gradient * factor)
-        loss = train_step(part, optimizer, *minibatch, scaler)
-        hook.remove()
-        is_skipped = torch.equal(training.flat(part.parameters()), before)
-        story.append(f"step {step}: loss {loss:.1f}, {'skipped' if is_skipped else 'updated'}")
-    return story, scaler.scale_factor
-
-# %%
-results = launch(train_with_an_overflow, world_size=8).results
-print("\n".join(results[0][0]))
-print("loss scale afterwards, by rank:", [scale for _, scale in results])
+settings = {
+    "as above": {},
+    "gradients leave early": {"overlap": True},
+    "256 samples": {"samples": 256},
+    "256, and leave early": {"samples": 256, "overlap": True},
+}
+for name, how in settings.items():
+    one, other = (HybridExperiment(sizes, 1, **how).run().timeline for sizes in ((8, 1, 1), (4, 1, 2)))
+    print(f"{name:22} 8 x 1 x 1: {1000 * one.makespan:6.1f} ms    4 x 1 x 2: {1000 * other.makespan:6.1f} ms")
 
 # %% [markdown]
-# All skip, and all halve their scale. Had the others gone on, the replicas would have been different models from here
-# on. Every rank has to know before it updates, so one number, whether all is finite, goes around all eight.
+# Overlap hides a part of what replicas send, and with more samples the rest matters less: it stays what it was, while
+# what tensor ranks send grows. With both, eight replicas are ahead. So who is fastest depends on how much there is to
+# compute in a step, and so few short samples say
+# nothing of the step of a large run.
 #
-# ## 7. Where do the slow links go?
+# ## 6. Memory beside time
 #
-# ### Question: two machines
-#
-# You have seen the answer on the map, if you looked for it. Decide, and let the axis of your choice reach across. Try
-# the others as well.
+# An arrangement is chosen for its memory as often as for its time. Our model is too small to show that, so ask the
+# planner about
+# a model of 13B on the same machines with A100s in them. In the first nine lines replicas share out
+# the optimizer's state, as ours do. Then they share out everything (ZeRO-3): all eight of them, or in **hybrid
+# sharding** only the four of each machine, so that weights are fetched inside it and only shards of gradients cross.
+# *Predict:* which arrangement needs the least memory? Which is fastest? The same one?
 
 # %%
-from lessons import Card
+from course_lib.planner import Cluster, Plan, estimate
+from course_lib.planner.models import GPT3
 
-Card("which_axis_across")
+large, machines = GPT3["13B"], Cluster("A100-80GB", nodes=2, devices_per_node=4)
+plans = {f"{dp} x {pp} x {tp}": Plan(dp, tp, pp, micro_batch=2, zero=min(1, dp - 1)) for dp, pp, tp in MESHES}
+plans["8 x 1 x 1, ZeRO-3"] = Plan(dp=8, zero=3, micro_batch=2)
+plans["8 x 1 x 1, hybrid"] = Plan(dp=8, zero=3, shards=4, micro_batch=2)
+plans["4 x 1 x 2, ZeRO-3"] = Plan(dp=4, tp=2, zero=3, micro_batch=2)
+planned = {name: estimate(large, machines, plan, global_batch=128) for name, plan in plans.items()}
+for name, one in planned.items():
+    print(f"{name:18} modelled: {one.memory.total / 2**30:4.0f} GiB, {one.fit:12}  {one.step_time.total:5.1f} s a step")
+
+# %% tags=["build-only"]
+from dataclasses import replace
+
+all_eight, hybrid = (planned[f"8 x 1 x 1, {how}"] for how in ("ZeRO-3", "hybrid"))
+larger = estimate(large, machines, replace(plans["8 x 1 x 1, ZeRO-3"], micro_batch=8, recompute="full"), 128)
 
 # %% [markdown]
+# Eight replicas would be the fastest, and they do not fit. Eight tensor ranks need the least, and take about twice as
+# long. Between them memory is paid for with time, though not always at the same price: 2 x 4 x 1 is worse than
+# 2 x 2 x 2 in both.
+#
+# ZeRO-3 makes eight replicas fit, and fetches all weights for each micro-batch, so small ones make it slow:
+# {{all_eight.step_time.data:duration}} of its step is waiting for them. Hybrid sharding waits
+# {{hybrid.step_time.data:duration}}, for {{hybrid.memory.total - all_eight.memory.total:memory_size}} more. With
+# micro-batches of {{larger.plan.micro_batch}} and everything recomputed ZeRO-3 waits
+# {{larger.step_time.data:duration}}, and needs {{larger.memory.total:memory_size}}. And it goes with tensor ranks (the
+# last line), but badly across machines: a device fetches half as much, twice as often, and its group has half as many
+# network cards.
+#
+# Here are both on our ranks, for five steps, with PyTorch's `fully_shard`. Given a mesh of two axes, it keeps copies
+# along the first and shards along the second:
+
+# %%
+from collections import Counter
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+
+def train_sharded(rank, sizes):
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("copies", "shards")[-len(sizes):])
+    model = TinyGPT(config, dtype=torch.float64)
+    for part in (*model.blocks[1:-1], model):
+        fully_shard(part, mesh=mesh)
+    own = [[tensor.chunk(8)[rank] for tensor in minibatch] for minibatch in minibatches(5)]
+    adam = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = training.train(model, own, data.answer_loss, adam)
+    return sum(parameter.to_local().numel() for parameter in model.parameters()), losses
+
+# %%
+for sizes in ((8,), (2, 4)):
+    run, sent = launch(train_sharded, world_size=8, args=(sizes,)), Counter()
+    for span in run.timeline.of(0):
+        sent[span.name] += span.bytes
+    print(sizes, f"rank 0 holds {run.results[0][0]:,} numbers and sends", {name: n for name, n in sent.items() if n})
+
+# %% [markdown]
+# All that eight shards send goes around all eight ranks. In hybrid sharding the `all_gather`s and the `reduce_scatter`s
+# stay among four, and what crosses between the machines is one `all_reduce` of the shards' gradients.
+#
+# ## 7. A strategy to judge
+#
 # ### Case: a strategy with three good reasons
 #
 # Answer in a few sentences, as you would to a colleague. Then four arrangements are run, and you compare with a good
@@ -329,8 +399,6 @@ Card("evaluate_strategy")
 # compared with our ranks on the same mesh, both without clipping:
 
 # %%
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 by_columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
@@ -373,9 +441,10 @@ print("losses of five steps, the same as ours up to rounding:", bool(off < 1e-9)
 #
 # - Data, pipeline and tensor parallelism cut three different things, so one mesh has an axis for each.
 # - Every arrangement is the same training. Memory, idle time and links decide between them.
-# - A gradient that has arisen in parts is added up on all ranks that have one. In a norm, each gradient counts once.
+# - A partial gradient is added up on all ranks that have one. In a norm, each gradient counts once.
 # - The axis that talks most gets the fastest links.
-# - With float16, all ranks skip an update or none does.
+# - Where the model fits, replicas are the fastest. Stages, tensor ranks and ZeRO-3 pay for memory with time.
+# - ZeRO-3 fetches weights for each micro-batch. Hybrid sharding keeps that inside a machine.
 #
 # ### When it stops being true
 #

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,7 @@ MODEL = ModelSpec(CONFIG.layers, CONFIG.hidden, CONFIG.heads, CONFIG.sequence, C
 SAMPLES, PER_MACHINE = 64, 4
 SECONDS, UPDATE = 0.005, 0.004  # a sample in a layer: forward, and each half of the backward; the optimizer
 INSIDE, BETWEEN = Link(0.0002, 25e6), Link(0.002, 5e6)  # inside a machine, between machines
+EARLY: dict[str, Any] = {"gradients": "sharded", "bucket_mb": 0.07}  # buckets of about a layer
 AXIS_OF = {"all_reduce": "tp", "isend": "pp", "all_to_all": "dp", "all_gather": "dp"}
 # The largest gradient is about 1, and so is the largest weight. So an update is a thousand times as large as the
 # weights, and a wrong gradient cannot hide behind them.
@@ -65,6 +66,8 @@ class MeshStep(NamedTuple):
 class HybridExperiment(NamedTuple):
     """An arrangement of ranks. sizes: of dp, pp and tp.  between: the link between machines.
 
+    overlap: replicas send gradients while the backward pass still runs. It is for one micro-batch.
+
     Ranks share the work equally: all numbers are powers of two, with no more stages than layers, and no more
     replicas x micro-batches than samples.
     """
@@ -75,6 +78,7 @@ class HybridExperiment(NamedTuple):
     dtype: torch.dtype = torch.float32
     between: Link = BETWEEN
     samples: int = SAMPLES
+    overlap: bool = False
 
     @property
     def ranks(self) -> int:
@@ -113,7 +117,7 @@ class HybridExperiment(NamedTuple):
 
     def run(self) -> MeshStep:
         """Run one step with ZeRO-1 on real ranks, at the pace of the devices and links that they stand for."""
-        how = self.sizes, self.schedule, self.dtype, self.samples, _one_process(self.samples)
+        how = self.sizes, self.schedule, self.dtype, self.samples, _one_process(self.samples), self.overlap
         run = launch(_train, self.ranks, how, pace=self.pace)
         step = after_barrier(run.timeline)
         transfers = self._who_sent_what(step)
@@ -151,11 +155,14 @@ def predicted_to_send(experiment: HybridExperiment) -> list[dict[str, int]]:
     return [experiment.predicted.sent(rank) for rank in range(experiment.ranks)]
 
 
-def _train(rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samples: int, alone: OneProcess) -> float:
+def _train(
+    rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samples: int, alone: OneProcess, overlap: bool
+) -> float:
     """Train a step; return the largest error of the rank's weights, as a share of the largest move in the tensor."""
     mesh = hybrid.Mesh(*sizes)
     part = hybrid.ModelPart(TinyGPT(CONFIG, dtype=dtype), mesh, schedule)
-    optimizer = hybrid.make_optimizer(part, torch.optim.SGD, lr=RATE)
+    early = EARLY if overlap else {}
+    optimizer = hybrid.make_optimizer(part, torch.optim.SGD, lr=RATE, **early)
     inputs, targets = data.fixed_examples(samples)
     dist.barrier()
     hybrid.train_step(part, optimizer, inputs, targets)

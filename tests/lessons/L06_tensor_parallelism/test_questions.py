@@ -17,12 +17,18 @@ def run(name: str, answer: str, seed: int = 0) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("answer", "right", "why"), [("96", True, "f: four"), ("48", False, "Half"), ("24", False, "One for")]
+    ("answer", "right", "why"),
+    [
+        ("144", True, "six in all"),
+        ("96", False, "each way once"),
+        ("192", False, "everything twice"),
+        ("72", False, "Half"),
+    ],
 )
 def test_all_reduces_are_counted_and_slips_recognized(answer: str, right: bool, why: str) -> None:
     outcome = run("count_all_reduces", answer)
     assert outcome.right == right
-    assert "24 blocks on 2 ranks, forward and backward: 96 all-reduces" in outcome.happened
+    assert "24 blocks on 2 ranks, forward, forward again and backward: 144 all-reduces" in outcome.happened
     assert why in outcome.why
 
 

@@ -36,6 +36,13 @@ def test_a_step_is_that_of_one_process_and_sends_what_was_predicted(experiment: 
         assert sum(sent.values()) == step.timeline.bytes_sent(rank)
 
 
+def test_gradients_that_leave_early_are_the_same_and_make_a_step_shorter() -> None:
+    late, early = (HybridExperiment((2, 1, 2), 1, overlap=overlap) for overlap in (False, True))
+    step = early.run()
+    assert early.is_right(step)
+    assert step.timeline.makespan < late.run().timeline.makespan
+
+
 def _sent_by(rank: int, by_pair: dict[tuple[int, int], int]) -> int:
     return sum(count for (source, _), count in by_pair.items() if source == rank)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -12,8 +13,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from course_lib import launch
-from lessons.L08_combining_mechanisms.runs import PER_MACHINE, HybridExperiment
+from course_lib import data, launch
+from course_lib.mechanisms import hybrid
+from course_lib.mechanisms.mixed_precision import LossScaler
+from course_lib.model import TinyGPT
+from course_lib.planner import Plan
+from course_lib.planner.communication import groups
+from course_lib.schedules import SCHEDULES
+from lessons.L08_combining_mechanisms.runs import CONFIG, PER_MACHINE, HybridExperiment
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "combining_mechanisms"
@@ -77,6 +84,32 @@ def on_two_axes() -> tuple[list[str], str]:
     return launch(_on_two_axes, 4).results[0]
 
 
+NINE = [
+    *("8 x 1 x 1  ", "4 x 2 x 1", "4 x 1 x 2  ", "2 x 4 x 1", "2 x 2 x 2"),
+    *("2 x 1 x 4", "1 x 4 x 2", "1 x 2 x 4", "1 x 1 x 8"),
+]
+
+
+def planned(name: str) -> tuple[float, float]:
+    """GiB and seconds of an arrangement, as shown."""
+    *_, memory, seconds = numbers("planned = {", name)
+    return memory, seconds
+
+
+def overflow_on_rank_5(rank: int) -> bool:
+    """Whether this rank skips the update of a step in which a gradient on rank 5 overflows."""
+    mesh = hybrid.Mesh(2, 2, 2)
+    part = hybrid.ModelPart(TinyGPT(CONFIG, dtype=torch.float16), mesh, SCHEDULES["1f1b"](2, 4))
+    optimizer = hybrid.make_optimizer(part, torch.optim.SGD, lr=1.0)
+    before = [parameter.detach().clone() for parameter in part.parameters()]
+    if rank == 5:
+        next(part.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    hybrid.train_step(part, optimizer, *data.fixed_examples(64), LossScaler(2.0**10))
+    same = all(torch.equal(one, other) for one, other in zip(part.parameters(), before, strict=True))
+    mesh.close()
+    return same
+
+
 PROOFS: Proofs = {
     "Rank 5 works with rank 4 on every layer of its stage (tp)": lambda: shows(
         "def neighbors(", "rank 5: dp [1, 5]   pp [5, 7]   tp [4, 5]"
@@ -99,8 +132,25 @@ PROOFS: Proofs = {
         (across((2, 1, 4)), across((1, 2, 4))) == ({"dp"}, {"pp"})
     ),
     "Replicas wait for nobody until the end": replicas_wait_at_the_end,
-    "All skip, and all halve their scale.": lambda: shows(
-        "results = launch(train_with_an_overflow", "step 3: loss 2.2, skipped", str([2.0**9] * 8)
+    "If one on rank 5 is not, all eight skip the update": lambda: launch(overflow_on_rank_5, 8).results == [True] * 8,
+    "With both, eight replicas are ahead.": lambda: (
+        (seen := numbers("for name, how in settings.items():", "256, and leave early"))[-4] < seen[-1]
+    ),
+    "2 x 4 x 1 is worse than 2 x 2 x 2 in both.": lambda: all(
+        one > other for one, other in zip(planned("2 x 4 x 1"), planned("2 x 2 x 2"), strict=True)
+    ),
+    "Eight replicas would be the fastest, and they do not fit. Eight tensor ranks need the least, and take about twice "
+    "as long.": lambda: (
+        shows("planned = {", "8 x 1 x 1          modelled:   98 GiB, does not fit")
+        and planned("8 x 1 x 1  ")[1] == min(times := [planned(name)[1] for name in NINE])
+        and planned("1 x 1 x 8")[0] == min(planned(name)[0] for name in NINE)
+        and 1.8 < planned("1 x 1 x 8")[1] / min(times) < 2.2
+    ),
+    "a device fetches half as much, twice as often, and its group has half as many network cards": lambda: (
+        groups(Plan(dp=4, tp=2), 4)["data"].per_node == 2 == groups(Plan(dp=8), 4)["data"].per_node / 2
+    ),
+    "stay among four, and what crosses between the machines is one `all_reduce`": lambda: shows(
+        "for sizes in ((8,), (2, 4)):", "(8,) rank 0 holds 25,200", "(2, 4) rank 0 holds 50,336", "'all_reduce'"
     ),
     '`parallelize_module` on the axis "tp", `fully_shard` on the axis "dp". They are compared with our ranks': lambda: (
         shows("by_replica = launch(", "the same as ours up to rounding: True")
