@@ -124,15 +124,16 @@ def slower_network(cluster: Cluster) -> bool:
 
 PROOFS: dict[str, dict[str, Callable[[], object]]] = {
     "Q5": {
-        "with 80 GB of memory": lambda: all(
-            16 * case.billions > 80 for case in (one_machine.QUESTIONS["Q5"].first, *one_machine.QUESTIONS["Q5"].others)
+        "with 80 GiB of memory": lambda: all(
+            case.gib(2) < 80 < case.gib(16)
+            for case in (one_machine.QUESTIONS["Q5"].first, *one_machine.QUESTIONS["Q5"].others)
         ),
-        "16 bytes in 32-bit numbers": sixteen_bytes,
+        "16 bytes in all": sixteen_bytes,
     },
     "one_machine": {
-        "one H100 with 80 GB": lambda: one_machine.MACHINES["one H100"][0].device == "H100-80GB",
+        "one H100 with 80 GiB": lambda: one_machine.MACHINES["one H100"][0].device == "H100-80GB",
         "multiplies as fast": lambda: one_machine.H200.peak == Cluster("H100-80GB").spec.peak,
-        "GB, more than 80": lambda: terabytes(one_machine.SEVEN) > Cluster("H100-80GB").spec.memory / 1e12,
+        "GiB, more than 80": lambda: terabytes(one_machine.SEVEN) > Cluster("H100-80GB").spec.memory / 1e12,
         "16 bytes for each parameter": sixteen_bytes,
         "real trainings use about half: more than four months": lambda: (
             4 * 30.5
