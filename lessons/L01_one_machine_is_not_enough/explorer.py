@@ -20,7 +20,7 @@ from course_lib.planner.models import GPT3
 from lessons.L01_one_machine_is_not_enough.figure import limits
 
 TOKENS = {name: 20.0 * model.parameters for name, model in GPT3.items()}  # Hoffmann et al. 2022, "Chinchilla"
-DEVICES = ("laptop-CPU", "RTX-4090", "A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB", "B200-180GB", "GB300-279GB")
+DEVICES = ("laptop-CPU", "RTX-4090", "A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB", "B200-180GB")
 SAMPLES = (1, 2, 4, 8, 16)
 BATCH = 256  # samples of a minibatch, which pass through the device `samples` at a time
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
 
 import pytest
 import torch
@@ -112,10 +111,6 @@ def replicas(nodes: int) -> Estimate:
 
 def terabytes(model: ModelSpec) -> float:
     return 16 * model.parameters / 1e12
-
-
-def gained(offer: str) -> Any:
-    return plans._buy(offer).found["gain"]
 
 
 def slower_network(cluster: Cluster) -> bool:
@@ -312,22 +307,20 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
     },
     "which_offer": {
         "the network twice as fast": lambda: (
-            plans.OFFERS["network"][1].between_link.bandwidth == 2 * plans.NODES.between_link.bandwidth
+            plans.FIRST["network"].between_link.bandwidth == 2 * plans.NODES.between_link.bandwidth
         ),
-        "half as many B200, on the same network": lambda: (
-            (plans.OFFERS["b200"][1].devices, plans.OFFERS["b200"][1].between) == (32, plans.NODES.between)
+        "half as many A100 again, on the same network": lambda: (
+            (plans.FIRST["a100"].devices, plans.FIRST["a100"].between) == (96, plans.NODES.between)
         ),
-        "twice as many A100, on the same network": lambda: (
-            (plans.OFFERS["a100"][1].devices, plans.OFFERS["a100"][1].between) == (128, plans.NODES.between)
+        "Over three times the peak, and less than that in a step": lambda: (
+            plans._ratios()["peak"] > 3 > plans._buy("h100", plans.FIRST).found["gain"]
         ),
-        "Over three times the peak, and less than that in a step": lambda: plans._ratios()["peak"] > 3 > gained("h100"),
-        "uses less of that peak for matrix products than H100 do of theirs": lambda: (
-            Cluster("B200-180GB").spec.matmul < 0.8 * Cluster("H100-80GB").spec.matmul
+        "Half as many devices more are about half as fast again": lambda: (
+            plans._buy("a100", plans.FIRST).found["gain"] == pytest.approx(1.5, 0.05)
         ),
-        "Twice the devices are about twice as fast": lambda: gained("a100") == pytest.approx(2, 0.05),
-        "the peak of an H100 is more than three times that of an A100": lambda: (
-            peak("H100-80GB") > 3 * peak("A100-80GB")
-        ),
+        "six times as many RTX 4090": lambda: plans.FIRST["others"].devices == 6 * plans.NODES.devices,
+        "half as many B200": lambda: 2 * plans.CLOSE["others"].devices == plans.NODES.devices,
+        "a third of the memory": lambda: Cluster("RTX-4090").spec.memory < 0.35 * plans.NODES.spec.memory,
     },
     "infrastructure": {
         "have more FLOPs": lambda: plans._sites().shown and 32 * peak("B200-180GB") > 64 * peak("H100-80GB"),
@@ -341,6 +334,10 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
     "evaluate_replicas": {
         "half of the memory is free": GIVEN,
         "with twice the samples for each device there is twice as much to compute": "twice is twice",
+    },
+    "Q5": {
+        "ten times as fast, with the same memory": "what an option is",
+        "with twice the bandwidth of the one it has now": "what an option is",
     },
     "one_machine": {"6 FLOPs for each parameter and token": "it has a source"},
     "pipeline_efficiency": {

@@ -81,8 +81,8 @@ def planned(line: str) -> float:
 
 PROOFS: Proofs = {
     "a matrix makes its row four times as wide": lambda: GPTConfig().ffn_width == 4 * GPTConfig().hidden,
-    "the MLP has two thirds of the parameters and of the FLOPs in this table, and attention nearly all the rest": lambda: (
-        all(near(of_layer("MLP")[i], 2 / 3) and near(of_layer("attention")[i], 1 / 3) for i in (0, 1))
+    "two thirds of the parameters and of the FLOPs in this table, and attention nearly all the rest": lambda: all(
+        near(of_layer("MLP")[i], 2 / 3) and near(of_layer("attention")[i], 1 / 3) for i in (0, 1)
     ),
     "An embedding only looks up, so it has many parameters and no FLOPs.": lambda: (
         part("embedding")[1] == 0 and part("embedding")[0] > part("head")[0]
