@@ -240,7 +240,6 @@ choose.change("memory_forgotten", f"one.memory.total <= {room_code}", "True")
 choose.change("no_margin", room_code, "one.capacity")
 choose.change("smallest", "step_time.total).plan", "memory.total).plan")
 choose.change("always_again", "RECOMPUTE", '("full",)')
-choose.change("bubble", '"zb_h1"', '"1f1b"')
 choose.change("whole_node", plans_code, "product((8,), (1, 2, 4, 8)")
 choose.change("no_pipeline", plans_code, "product((1, 2, 4, 8), (1,)")
 

@@ -137,7 +137,7 @@ roofline(plans, title="What the links allow, and what the plans make of it")
 # Each plan has a point for each link that it uses. The nearer a point is to the slope, the more it is that link which
 # holds it back, and the less a faster device would gain. Far to the right of the slope, a link is not noticed at all.
 # With `tp=16` both points have moved towards their slopes, and down. (Speed here is everything that a device computes.
-# So a plan that computes activations twice, as ZeRO-3 does here, trains less than its point says: of its
+# A plan that recomputes activations, as ZeRO-3 does here, trains less than its point says: of its
 # {{data_only.flops / cluster.devices / data_only.step_time.total / 1e12:.0f}} TFLOP/s only {{data_only.mfu *
 # cluster.spec.peak["bf16"] / 1e12:.0f}} go into the model.)
 #
@@ -399,10 +399,10 @@ unsure = sum(one.fit != "fits" for one in found.pareto)
 
 # %% [markdown]
 # The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time. It
-# has {{len(found.pareto)}} plans, and it is no list to choose from. {{unsure:in_words}} of them do not fit for certain,
-# many are far slower than the best, and a plan that is a hundredth behind the front is as good as one on it. *Predict:*
-# the fastest plan that fits, against the slowest that fits: twice as fast, seven times, fifty times? And how many plans
-# are as good as the fastest, as far as anybody can tell?
+# has {{len(found.pareto)}} plans, and it is no list to choose from. Of these, {{unsure:in_words}} do not fit for
+# certain, many are far slower than the best, and a plan that is a hundredth behind the front is as good as one on it.
+# *Predict:* the fastest plan that fits, against the slowest that fits: twice as fast, six times, fifty times? And how
+# many plans are as good as the fastest, as far as anybody can tell?
 
 # %%
 from course_lib.figures.words import plan_in_words
@@ -473,7 +473,8 @@ step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planne
 # %% [markdown]
 # On this cluster planning anew saves {{1 - anew.step_time.total / carried.step_time.total:percent}}, which nobody could
 # tell apart. Is that always so? An `H200-141GB` computes exactly as fast as an `H100-80GB`, but has more memory, and
-# faster. A `B300-262GB` has three times the memory of an A100. *Predict:* is the old plan nearly the best there, too?
+# faster. A `B300-262GB` has {{Cluster("B300-262GB").spec.memory / cluster.spec.memory:.1f}} times the memory of an
+# A100. *Predict:* is the old plan nearly the best there, too?
 
 # %%
 refreshed = {}
@@ -486,13 +487,12 @@ for device in ("H200-141GB", "B300-262GB"):
 
 # %% tags=["build-only"]
 longer_by = {name: old.step_time.total / new.step_time.total - 1 for name, (old, new) in refreshed.items()}
-old, new = refreshed["B300-262GB"]
 
 # %% [markdown]
-# With room for more of each layer on a device, {{new.plan.tp:in_words}} tensor ranks are enough, and more replicas
-# share the samples. On H200 a step of the old plan is {{longer_by["H200-141GB"]:percent}} longer. That is within what
-# two set-ups differ by chance, so measure both. On B300 it is {{longer_by["B300-262GB"]:percent}} longer, and that is
-# more than chance. Where memory grows, ask first whether the model still has to be cut so finely.
+# With room for more of each layer on a device, the new plans cut each matrix into fewer pieces, and more replicas share
+# the samples. On H200 a step of the old plan is {{longer_by["H200-141GB"]:.1%}} longer. Two set-ups differ by {{ALIKE -
+# 1:.1%}} by chance, so measure both. On B300 it is {{longer_by["B300-262GB"]:.1%}} longer, and that is more than
+# chance. Where memory grows, ask first whether the model still has to be cut so finely.
 #
 # ### Question: where does the money go?
 #
@@ -633,8 +633,8 @@ print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, o
 # - **Bad days.** Slow nodes, failures, a network shared with others: none of this is in it.
 # - **Other software.** The numbers behind it, such as the share of the peak that matrix products reach, are in the
 #   middle of what was published. Yours may be better or worse: calibrate.
-# - **What nobody published.** No published step stands behind zero-bubble schedules here, nor behind more devices than
-#   the largest published run on a device has; `why` says so.
+# - **What nobody published.** No published step stands behind zero-bubble schedules here, and on each device there is a
+#   largest published run. What lies beyond is extrapolated, and `why` says so.
 #
 # ### Further reading
 #

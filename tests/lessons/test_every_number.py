@@ -318,9 +318,6 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
         "Half as many devices more are about half as fast again": lambda: (
             plans._buy("a100", plans.FIRST).found["gain"] == pytest.approx(1.5, 0.05)
         ),
-        "six times as many RTX 4090": lambda: plans.FIRST["others"].devices == 6 * plans.NODES.devices,
-        "half as many B200": lambda: 2 * plans.CLOSE["others"].devices == plans.NODES.devices,
-        "a third of the memory": lambda: Cluster("RTX-4090").spec.memory < 0.35 * plans.NODES.spec.memory,
     },
     "infrastructure": {
         "have more FLOPs": lambda: plans._sites().shown and 32 * peak("B200-180GB") > 64 * peak("H100-80GB"),
@@ -361,6 +358,7 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "- 1 =": FORMULA,
         "of 1/{": FORMULA,
     },
+    "which_offer": {"to {likely:.2f} with 90%": "what an interval is"},
     "infrastructure": {"a third the most devices": "the third of three managers"},
     "diagnose_efficiency": {"little more than half as long": GIVEN},
     "optimize_training": {"half as large": "16 bits for 32", "halves": "16 bits for 32"},

@@ -80,7 +80,12 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
     },
     "planning": {
         "So half-way through we ask whether you should believe it.": "half of the page",
-        "Not with plans that are a few percent apart": "how much is said, and proved, where intervals are shown",
+        "The same model on 1,024 A100, with 2,048 samples in a minibatch.": "what is asked about",
+        "a device keeps little more than the 2 bytes of each of its weights and the 2 of its gradient": FORMATS,
+        "so take twice as many.": "a rule of thumb, which the search then confirms",
+        "For less than a tenth, $m": ARITHMETIC,
+        "a pipeline needs nine micro-batches for each stage after the first": ARITHMETIC,
+        "Say the model is to see 20 tokens for each of its parameters, and an hour of a device costs 2 dollars.": "said",
     },
 }
 
