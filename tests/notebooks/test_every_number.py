@@ -84,8 +84,8 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "a device keeps little more than the 2 bytes of each of its weights and the 2 of its gradient": FORMATS,
         "so take twice as many.": "a rule of thumb, which the search then confirms",
         "For less than a tenth, $m": ARITHMETIC,
-        "a pipeline needs nine micro-batches for each stage after the first": ARITHMETIC,
-        "Say the model is to see 20 tokens for each of its parameters, and an hour of a device costs 2 dollars.": "said",
+        "Say the model is to see 20 tokens for each of its parameters, and an hour": "what is asked about",
+        "an hour of a device costs 2 dollars": "an example",
     },
 }
 

@@ -70,8 +70,8 @@ PROOFS: Proofs = {
     "The first is close, the other two are not": lambda: (
         planner_is_off("39B") < 0.05 and min(planner_is_off("MT-NLG"), planner_is_off("BLOOM")) > 0.1
     ),
-    "All four trials say that this machine is slower than the catalogue's. The fourth lies outside its interval, as one "
-    "in ten may.": trials_are_as_told,
+    "All four trials say that this machine is slower than the catalogue's. The fourth lies outside its interval, as "
+    "one in ten may.": trials_are_as_told,
     "twice as fast, six times, fifty times?": lambda: shows("slowest = max(", "6 times. The fastest is"),
     "An `H200-141GB` computes exactly as fast as an `H100-80GB`, but has more memory, and faster.": lambda: (
         H200.spec.peak == H100.spec.peak and H200.spec.bandwidth > H100.spec.bandwidth
