@@ -295,7 +295,7 @@ for tokens_at_once in (2048, 8192, 32_768, 131_072):
 # all of them are kept for the backward pass, activations grow with the **square** of the length. A **flash attention**
 # kernel never stores them: it computes them again, block by block (Dao et al. 2022), and so does our small model. Then
 # activations grow in proportion. For long texts even that is too much for one device. One can recompute whole layers,
-# cut the remaining activations (lesson [06](06_tensor_parallelism.ipynb)), or share out the places of a text themselves:
+# cut the remaining activations (lesson [06](06_tensor_parallelism.ipynb)), or share out the places of a text:
 # that is called *context parallelism*, and the planner knows it as `cp`.
 #
 # ## 6. And if it did fit?

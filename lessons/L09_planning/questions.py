@@ -114,7 +114,7 @@ FIRST = {
 CLOSE = {**FIRST, "others": Cluster("B200-180GB", 4, between="InfiniBand HDR")}
 
 
-def _others(offers: dict[str, Cluster]) -> dict[str, str]:
+def _others(offers: dict[str, Cluster]) -> dict[str, object]:
     """What the third offer is, and why it is not what its peak promises."""
     if offers is FIRST:
         return {
