@@ -334,7 +334,7 @@ off = [abs(one.total / published["BLOOM"][-1] - 1) for one in (*told, together)]
 # {{off[0]:percent}} off. With a single step that is luck, as two set-ups on one machine differ by up to {{ALIKE -
 # 1:percent}} by chance. All four together are {{off[4]:percent}} off.
 #
-# So expect from **calibration** what it can do. It makes the interval narrower, but not by much: its upper end was
+# So expect from **calibrating** what it can do. It makes the interval narrower, but not by much: its upper end was
 # {{shipped.high / shipped.total - 1:percent}} above the middle, and is {{told[0].high / told[0].total - 1:percent}}
 # above it after one step, {{together.high / together.total - 1:percent}} after four. Above all it moves the middle to
 # your machine: with one row of a source, the mean error of its other published steps falls from {{steps.mean:.1%}} to
