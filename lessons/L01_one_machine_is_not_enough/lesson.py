@@ -392,7 +392,7 @@ longer = seconds("6.7B", "B200-180GB", again, "full") / seconds("6.7B", "B200-18
 # 2. {{kept}} samples at a time; with recomputing {{again}}, the most that you can choose. But the training takes
 #    {{longer:percent}} longer with these {{again}} than with {{kept}} whose activations are kept. On a single device it
 #    pays only where nothing else fits. (Where it saves traffic between devices it can pay as well: lesson 06 has such a
-#    plan.)
+#    case.)
 # 3. 6.7B, one sample at a time, fits on an H200 and takes {{seconds("6.7B", "H200-141GB"):long_time}} there. On an H100
 #    it does not fit, and would take {{seconds("6.7B", "H100-80GB"):long_time}}.
 # 4. 6.7B on a B200, eight samples at a time: it may fit, and with recomputing it does. 175B cannot be helped: its

@@ -48,7 +48,7 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "Then a model of twice the size needs four times as much.": ARITHMETIC,
         'A "GB" on a data sheet may be a billion bytes or a GiB.': "what the units mean",
         "(lesson [06]": "the number of a lesson",
-        "lesson 06 has such a plan": "the number of a lesson",
+        "lesson 06 has such a case": "the number of a lesson",
         "Eight devices have eight times the memory and eight times the speed.": ARITHMETIC,
     },
     "data_parallelism": {

@@ -35,9 +35,14 @@ def by_hand(pieces: int) -> tuple[int, int, int]:
     return dp, pieces // stages, stages
 
 
+def published_row(name: str) -> published.Row:
+    (row,) = (row for row in published.rows_of("step time") if row["id"] == name)
+    return row
+
+
 def speed(name: str) -> float:
     """Published samples a second of one device."""
-    (row,) = (row for row in published.rows_of("step time") if row["id"] == name)
+    row = published_row(name)
     return row["global_batch"] / published.published_seconds(row) / published.plan_of(row).devices
 
 
@@ -66,6 +71,14 @@ CONCLUSIONS = [
         lambda: (
             max(regret for _, regret in published.whole_sweeps().values()) < BEYOND
             and max(one.regret(published.matmul_of_chips("vtrain")["A100"]) for one in published.sweeps()) < BEYOND
+        ),
+    ),
+    Conclusion(
+        "The best plan depends on the number of devices and on what they are. New hardware may want a new plan.",
+        "Megatron Bridge 26.02, Llama 3 70B in FP8 on 64 devices: 4 x 8 ranks for each replica on H100, FSDP on GB300",
+        lambda: (
+            published_row("bridge-26.02-H100-70B-fp8-64-256")["plan"]["pp"] == 8
+            and published_row("bridge-26.02-GB300-70B-fp8-64-256")["plan"]["zero"] == 3
         ),
     ),
     Conclusion(
