@@ -31,8 +31,8 @@ OF_ITSELF: dict[str, dict[str, str]] = {
         "A plan fits if its fullest device does.": DEFINITION,
         "Plans closer than chance are tied: here {{len(found.tied)}} of {{len(found):,}}, in {{len(shapes):in_words}} "
         "shapes.": DEFINITION,
-        "What to take home is a list of what to measure: a step of each shape that is tied, before you pay for weeks of "
-        "one.": ADVICE,
+        "What to take home is a list of what to measure: a step of each shape that is tied, before you pay for weeks "
+        "of one.": ADVICE,
     },
     "data_parallelism": {
         "Each rank holds the whole model and computes on its share.": DEFINITION,
