@@ -1,9 +1,9 @@
 # %% [markdown]
 # # One machine is not enough
 #
-# **What you do:** count every byte that a training step holds, on a real model, and let the model grow until it no
-# longer fits the best device there is. Then find out how long you would have to wait for it anyway.<br>
-# **Time:** 45 minutes.<br>
+# **What you do:** count every byte that a training step holds, on a real model, and let the model grow until no device
+# has room for it. Then find out how long you would have to wait for it anyway.<br>
+# **Time:** 50 minutes.<br>
 # **You need:** [Start here](00_start_here.ipynb), and one PyTorch model that you have trained yourself.
 #
 # Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
@@ -19,7 +19,7 @@
 #
 # - The **embedding** looks up a row of numbers for each token, and adds one for its place. From there to the head these
 #   rows are called **hidden states**.
-# - In **attention** each place of the text looks at those before it, in several **heads** side by side.
+# - In **attention** each place of the text looks at itself and at those before it, in several **heads** side by side.
 # - The **MLP** works on each place alone: a matrix makes its row four times as wide, a curved function (the **GELU**)
 #   acts on each number, and a second matrix makes the row narrow again.
 # - Before each of the two a **norm** brings the numbers to the same scale. What comes out is added to what went in:
@@ -60,18 +60,38 @@ for name, part in parts.items():
     shape = " x ".join(map(str, out.shape))
     print(f"{name:9} {shape:>16} {numbers:12,} {flops / 1e6:14.0f} {held.activations / 2**20:22.2f}")
 
+# %% tags=["build-only"]
+wide, places = config.hidden, config.sequence  # a layer's products: 24 h^2 FLOPs for a token, and 4 h for each place
+
+def mlp(seen):
+    return 16 * wide / (24 * wide + 4 * seen)
+
 # %% [markdown]
 # A **FLOP** is a floating-point operation: one multiplication, or one addition. In a layer, the MLP has two thirds of
-# the parameters and of the FLOPs, and attention nearly all the rest. (The products of queries with keys have no
-# parameters, and this counter leaves them out.) An embedding only looks up, so it has many parameters and no FLOPs. The
-# norms are the other way round: hardly any parameters, and still an eighth of what a layer keeps.
+# the parameters and of the FLOPs in this table, and attention nearly all the rest. The table leaves something out:
+# queries are multiplied with keys, and the result with values, without any parameters. This counter does not see that
+# on a CPU. With these products the MLP has {{mlp(places):percent}} of a layer's FLOPs here, or {{mlp(places /
+# 2):percent}} if the kernel skips what lies after each place. The longer the text, the smaller is that share. An
+# embedding only looks up, so it has many parameters and no FLOPs. The norms are the other way round: hardly any
+# parameters, and still an eighth of what a layer keeps.
 #
 # ## 2. Where does the memory go?
 #
 # A billion parameters of four bytes each take {{4e9:memory_size}} (a GiB has $2^{30}$ bytes). Still, people run out of
-# memory when they train such a model on a device that has 16. What else is there?
+# memory when they train such a model on a device that has 16.
 #
-# Our small model can tell, because there you can count.
+# ### Question: the weights fit, and training does not
+#
+# Choose an answer and commit to it. Then it is run, whichever it is: what would help must make the model fit. Try the
+# others as well, and compare what is held each time. *Other numbers* asks the same of another model.
+
+# %%
+from lessons import Card
+
+Card("Q5")
+
+# %% [markdown]
+# What is it, beside the weights, that took the room? Our small model can tell, because there you can count.
 
 # %%
 import torch.nn.functional as F
@@ -184,7 +204,9 @@ for samples in (1, 2, 4, 8):
 # ## 5. Let it grow
 #
 # Nobody has to buy a GPU to find out what fits. The course's **planner** does the same bookkeeping for models that you
-# could not build here. Is it right? Hold it against the ledger, on our small model:
+# could not build here. Is it right? Hold it against the ledger, on our small model. (`micro_batch` says how many
+# samples pass through a device at a time, `global_batch` how many one update is made from. If they are more, the
+# gradients of several micro-batches are added up.)
 
 # %%
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
@@ -213,58 +235,68 @@ print(f"at the most  planned {planned.tensors:12,.0f}   counted {fullest:12,}   
 # A100, a GPU with 80 GiB, one sample at a time?
 
 # %%
-from course_lib.planner.models import GPT3
+from course_lib.planner.models import GPT3, LLAMA3
 from lessons.L01_one_machine_is_not_enough.explorer import TOKENS, on_one_device
 from lessons.L01_one_machine_is_not_enough.figure import limits
 
 alone = {name: on_one_device(name, "A100-80GB", samples=1, recompute="none") for name in GPT3}
+large, family = LLAMA3["70B"], GPT3["6.7B"]  # for the cells below
 limits(alone, TOKENS, width=850, title="Which of eight models can one A100 train?")
 
 # %% [markdown]
 # Look at the left half: above the dashed line nothing fits. (The right half comes in a moment.)
 #
-# ### Question: too large for the best device
-#
-# Choose an answer and commit to it. Then it is run, whichever it is: if it is the limit, then taking it away must
-# make the model fit. Try the others as well, and compare what is held each time. *Other numbers* asks the same of
-# another model.
+# Would a better device do? Here is a model of {{large.parameters / 1e9:.0f}} billion parameters, in the shape of Llama
+# 3 (Llama Team 2024, table 3), on the device with the most memory in the planner's catalogue. *Predict:* which of four
+# changes makes it fit? (`tp=8` cuts each matrix in eight; more of that in section 8.)
 
 # %%
-from lessons import Card
+from course_lib.planner import DEVICES
 
-Card("Q5")
-
-# %% [markdown]
-# That was a small model, really trained. Here is the same for the model with {{GPT3["13B"].parameters / 1e9:.0f}}
-# billion parameters, by the planner, on the device with the most memory in its catalogue. (`tp=2` cuts each matrix in
-# two; more of that in section 8. What it prints is folded away, so that you can answer first: choose the three dots to
-# open it, or select the cell and press the space bar.)
-
-# %% jupyter={"outputs_hidden": true}
-best = "B200-180GB"
+most = max(DEVICES, key=lambda name: DEVICES[name].memory)
 one_by_one = Plan(micro_batch=1)
-model_13b = GPT3["13B"]
 
 def try_with(what, devices=1, plan=one_by_one, batch=256, **changes):
-    planned = estimate(model_13b, Cluster(best, 1, devices, **changes), plan, batch)
-    print(f"{what:35} {planned.memory.total / GiB:4.0f} GiB of {planned.capacity / GiB:.0f}, {planned.fit}")
+    planned = estimate(large, Cluster(most, 1, devices, **changes), plan, batch)
+    print(f"{what:35} {planned.memory.total / GiB:5.0f} GiB of {planned.capacity / GiB:.0f}, {planned.fit}")
 
+print(f"On a {most}:")
 try_with("as it is")
 try_with("every FLOP of the peak reached", matmul=1.0)
 try_with("a minibatch of a single sample", batch=1)
-try_with("two devices, half of it on each", devices=2, plan=Plan(tp=2))
+try_with("eight devices, an eighth on each", devices=8, plan=Plan(tp=8))
 
 # %% tags=["build-only"]
-needed = estimate(model_13b, Cluster(best, 1, 1), one_by_one, global_batch=256).memory.total
+needed = estimate(large, Cluster(most, 1, 1), one_by_one, global_batch=256).memory.total
 
 # %% [markdown]
-# <details><summary>What it shows</summary>
+# A faster device makes nothing smaller. A smaller minibatch does not help either: it was taken one sample at a time
+# from the start. More than four fifths of the {{needed:memory_size}} are the {{state:in_words}} bytes of each
+# parameter. (A "GB" on a data sheet may be a billion bytes or a GiB. This page counts in GiB.)
 #
-# A faster device makes nothing smaller, and one device has nobody to talk to. A smaller minibatch (the samples of one
-# update) does not help either: it was taken one sample at a time from the start. More than four fifths of the
-# {{needed:memory_size}} are the {{state:in_words}} bytes of each parameter.
-#
-# </details>
+# A model can also grow in another way: its **texts** get longer. *Predict:* the model of
+# {{family.parameters / 1e9:.1f}} billion parameters was trained on {{family.sequence:,}} tokens at a time. What do its
+# activations take for one sample of 64 times as many?
+
+# %%
+from dataclasses import replace
+
+print("tokens of a sample    keeping all scores    flash attention    and layers recomputed")
+for tokens_at_once in (2048, 8192, 32_768, 131_072):
+    row = []
+    for flash, recompute in ((False, "none"), (True, "none"), (True, "full")):
+        long = replace(family, sequence=tokens_at_once, flash_attention=flash)
+        needs = estimate(long, Cluster(most, 1, 1), Plan(recompute=recompute), global_batch=1).memory
+        row.append((needs.activations + needs.logits) / GiB)
+    print("{:18,} {:17,.0f} GiB {:14,.0f} GiB {:19,.0f} GiB".format(tokens_at_once, *row))
+
+# %% [markdown]
+# Attention compares every place with every other, and that makes a **score** for each pair of places, in each head. If
+# all of them are kept for the backward pass, activations grow with the **square** of the length. A **flash attention**
+# kernel never stores them: it computes them again, block by block (Dao et al. 2022), and so does our small model. Then
+# activations grow in proportion. For long texts even that is too much for one device. One can recompute whole layers,
+# cut the remaining activations (lesson [06](06_tensor_parallelism.ipynb)), or share out the places of a text:
+# that is called *context parallelism*, and the planner knows it as `cp`.
 #
 # ## 6. And if it did fit?
 #
@@ -309,10 +341,10 @@ peak = Cluster("H100-80GB").spec.peak["bf16"]
 print(f"{long_time(6 * GPT3['175B'].parameters * TOKENS['175B'] / peak)} for 175B")
 
 # %% [markdown]
-# So there are **two limits**. Memory says no at once. Computing says yes, but not in your lifetime. Look at the right
-# half of the picture above again: the lines are a day, a month and a year, and between the short strokes around each
-# point lie 90% of such runs. A thousand devices would turn a century into {{round(100 * 365.25 / 7 / 1000):in_words}}
-# weeks, if they could share the work perfectly.
+# So there are **two limits**. Memory stops you at once. Computing only makes you wait, here for longer than you live.
+# Look at the right half of the picture above again: the lines are a day, a month and a year, and between the short
+# strokes around each point lie 90% of such runs. A thousand devices would turn a century into {{round(100 * 365.25 / 7
+# / 1000):in_words}} weeks, if they could share the work perfectly.
 #
 # ## 7. Push against both limits
 #
@@ -349,8 +381,8 @@ def seconds(model, device, samples=1, recompute="none"):
     return TOKENS[model] / on_one_device(model, device, samples, recompute).tokens_per_second
 
 surely, perhaps = largest("RTX-4090", "fits"), largest("RTX-4090", "fits", "may fit")
-kept, again = most_samples("6.7B", best), most_samples("6.7B", best, "full")
-longer = seconds("6.7B", best, again, "full") / seconds("6.7B", best, kept) - 1
+kept, again = most_samples("6.7B", "B200-180GB"), most_samples("6.7B", "B200-180GB", "full")
+longer = seconds("6.7B", "B200-180GB", again, "full") / seconds("6.7B", "B200-180GB", kept) - 1
 
 # %% [markdown]
 # <details><summary>What you should see</summary>
@@ -358,8 +390,9 @@ longer = seconds("6.7B", best, again, "full") / seconds("6.7B", best, kept) - 1
 # 1. {{surely}}, which would train for {{seconds(surely, "RTX-4090"):long_time}}. {{perhaps}} may fit, one sample at a
 #    time, and takes {{seconds(perhaps, "RTX-4090"):long_time}}.
 # 2. {{kept}} samples at a time; with recomputing {{again}}, the most that you can choose. But the training takes
-#    {{longer:percent}} longer with these {{again}} than with {{kept}} whose activations are kept. So it pays only where
-#    nothing else fits.
+#    {{longer:percent}} longer with these {{again}} than with {{kept}} whose activations are kept. On a single device it
+#    pays only where nothing else fits. (Where it saves traffic between devices it can pay as well: lesson 06 has such a
+#    case.)
 # 3. 6.7B, one sample at a time, fits on an H200 and takes {{seconds("6.7B", "H200-141GB"):long_time}} there. On an H100
 #    it does not fit, and would take {{seconds("6.7B", "H100-80GB"):long_time}}.
 # 4. 6.7B on a B200, eight samples at a time: it may fit, and with recomputing it does. 175B cannot be helped: its
@@ -373,6 +406,7 @@ longer = seconds("6.7B", best, again, "full") / seconds("6.7B", best, kept) - 1
 # samples, each matrix, and the layers; with `zero=3`, those that share the samples share the model's state as well.)
 
 # %%
+model_13b = GPT3["13B"]
 node = Cluster("A100-80GB", nodes=1, devices_per_node=8)
 ways = {
     "a share of the samples": Plan(dp=8),
@@ -433,8 +467,10 @@ from course_lib.planner import memory  # noqa: F401
 # - It also counts what is there for a moment only (`Temp`): here {{theirs_by_kind["Temp"]:memory_size}}, twice the size
 #   of the logits.
 # - It can say so for every module: `theirs.display_modulewise_snapshots()`.
-# - On a GPU there is one more number, `torch.cuda.max_memory_allocated()`: all that the allocator gave out, whatever it
-#   was for. That is the one that has to fit.
+# - On a GPU there are more numbers. `torch.cuda.max_memory_allocated()` is the most that tensors took at one time.
+#   `torch.cuda.max_memory_reserved()` is more: the allocator keeps blocks that it cannot use at the moment. And what
+#   `nvidia-smi` shows is more again: the driver's context and the buffers of NCCL, which PyTorch does not allocate. It
+#   is this last one that has to fit.
 #
 # One process needs no `torchrun`: `python train.py` starts it. The files to read are
 # `torch/distributed/_tools/mem_tracker.py` (the underscore says that it may still change) and, for the FLOPs,
@@ -443,7 +479,9 @@ from course_lib.planner import memory  # noqa: F401
 # ## What you know now
 #
 # - Training holds parameters, gradients, optimizer state and activations. The first three are {{state:in_words}} bytes
-#   for each parameter with Adam, in 32 bits as in mixed precision; the fourth grows with the samples at a time.
+#   for each parameter with Adam, in 32 bits as in mixed precision.
+# - Activations grow with the samples at a time and with the length of a text, or with its square where attention keeps
+#   its scores.
 # - The memory is fullest where the forward pass turns into the backward pass, from the second step on; or in the
 #   update, if gradients take more than activations.
 # - Training costs about six FLOPs for each parameter and token.
@@ -451,9 +489,9 @@ from course_lib.planner import memory  # noqa: F401
 #
 # ### When it stops being true
 #
-# - **Sixteen is for Adam.** Plain gradient descent keeps nothing, other optimizers less. Then it is eight.
-# - **Long sequences.** Attention that keeps a number for every two places makes activations grow with the square of the
-#   sequence. Ours computes these numbers again in the backward pass (Dao et al. 2022).
+# - **Sixteen is for Adam.** Plain gradient descent keeps nothing; then it is eight. Momentum and Muon keep one number
+#   for each parameter, Adafactor less than one, Shampoo and SOAP more than Adam.
+# - **Long texts.** With attention that keeps its scores, activations grow with the square of the length.
 # - **Not every byte is the model's.** A device also holds its driver, communication buffers and holes between tensors.
 #   The planner sets aside {{memory.DRIVER:memory_size}}, half as much for each group that the device talks in, and
 #   {{memory.HOLES:percent}} of everything else.

@@ -1,4 +1,4 @@
-"""Questions about one machine: which of its limits calls for distribution (Q5), and where both of them end it."""
+"""Questions about one machine: what lets a model train whose weights fit (Q5), and where two limits end one machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from course_lib.classroom.runs.training import train_layers
 from course_lib.figures import memory_by_part
 from course_lib.figures.axis import long_time, memory_size
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
+from course_lib.planner.hardware import GiB
 from course_lib.ranks import Pace
 
-# Q5. Which limit calls for distribution?
+# Q5. What lets a model train whose weights fit?
 
 SAMPLES = 4
 
@@ -30,6 +31,10 @@ class TooLarge(NamedTuple):
         """The device's memory in bytes: the states of the layers that fit, and a tenth of that for activations."""
         ((states, _),) = train_layers(1, self.fits, SAMPLES, False)
         return states + states // 10
+
+    def gib(self, each: int) -> float:
+        """GiB of the large model, at so many bytes for each parameter."""
+        return each * self.billions * 1e9 / GiB
 
 
 def _try(remedy: str, case: TooLarge) -> Outcome:
@@ -79,7 +84,7 @@ QUESTIONS: dict[str, Seeded] = {
         TooLarge(8, 4, 13),
         choice(each(_try, ("speed", "data", "memory", "network", "samples"))),
         [TooLarge(*layers, billions) for layers in ((6, 3), (8, 5), (12, 6)) for billions in (7, 20, 34)],
-        lambda case: {"billions": case.billions, "states": 16 * case.billions},
+        lambda case: {"billions": case.billions, "weights": case.gib(2), "states": case.gib(16)},
     ),
     "one_machine": Seeded(None, open_case(_two_limits)),
 }

@@ -25,7 +25,7 @@ from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Estimate, Plan, estimate
 from course_lib.planner.memory import FITS
 from course_lib.planner.search import legal_plans
-from lessons.L09_planning.questions import BATCH, MODEL
+from lessons.L09_planning.questions import ALIKE, BATCH, MODEL
 
 DEVICES = ("A100-80GB", "H100-80GB", "H200-141GB", "B200-180GB")
 NETWORKS = ("Ethernet 25", "Ethernet 100", "InfiniBand HDR", "InfiniBand NDR")
@@ -86,8 +86,8 @@ def describe(before: Estimate, old: Estimate, new: Estimate) -> str:
     text = f"The best plan takes {middle} a step ({low} to {high}), {_times(before, new)}: {plan}."
     if not old.fits:
         return f"{text} The old plan {old.fit}."
-    if old.step_time.total / new.step_time.total < 1.005:
-        return f"{text} The old plan is as good."
+    if old.step_time.total / new.step_time.total < ALIKE:
+        return f"{text} The old plan cannot be told apart from it."
     return f"{text} With the old plan it would be {_times(before, old)}."
 
 

@@ -3,7 +3,7 @@
 #
 # **What you do:** put the pieces of this course together into a plan for a large model, find out what it costs
 # before anybody pays for it, let a program try thousands of others, and decide what new hardware is worth.<br>
-# **Time:** 45 minutes.<br>
+# **Time:** 60 minutes.<br>
 # **You need:** the lesson on [combining mechanisms](08_combining_mechanisms.ipynb) and those before it.
 #
 # Everything here is **modelled**: calculated, not run, unless a cell says otherwise. So half-way through we ask
@@ -22,7 +22,7 @@
 from textwrap import fill
 
 from course_lib.planner import Cluster, Plan, estimate
-from lessons.L09_planning.questions import BATCH, MODEL
+from lessons.L09_planning.questions import ALIKE, BATCH, MODEL
 
 cluster = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
 print(f"{MODEL.parameters / 1e9:.1f} billion parameters, {cluster.devices} devices, {BATCH} samples in a minibatch")
@@ -78,7 +78,7 @@ step_time_by_part(variants, title="And what does it cost in time?")
 
 # %% [markdown]
 # Of the three, recomputation saves the most memory and costs the most time. Sequence parallelism costs nothing in all:
-# it sends more, since what was shared out is gathered once more in the backward pass, but it also shares out work that
+# it sends more, since what was shared out is gathered once more in the backward pass, but it also divides work that
 # every tensor rank did on its own. (The last line, **a** and **b** together, saves even more, and costs
 # nothing.) Often memory is paid for with time, but the price differs from one trade to the next.
 #
@@ -136,17 +136,28 @@ roofline(plans, title="What the links allow, and what the plans make of it")
 # %% [markdown]
 # Each plan has a point for each link that it uses. The nearer a point is to the slope, the more it is that link which
 # holds it back, and the less a faster device would gain. Far to the right of the slope, a link is not noticed at all.
-# With `tp=16` both points have moved towards their slopes, and down.
+# With `tp=16` both points have moved towards their slopes, and down. (Speed here is everything that a device computes.
+# A plan that recomputes activations, as ZeRO-3 does here, trains less than its point says: of its
+# {{data_only.flops / cluster.devices / data_only.step_time.total / 1e12:.0f}} TFLOP/s only {{data_only.mfu *
+# cluster.spec.peak["bf16"] / 1e12:.0f}} go into the model.)
 #
 # ### Case: it fits, and is slow
 #
-# Somebody has made the other choice, and it is yours to mend. Answer in a few sentences; then the planner goes through
+# Somebody has made the other choice, and you are to fix it. Answer in a few sentences; then the planner goes through
 # the changes one by one, and you compare with a good answer, point by point.
 
 # %%
 from lessons import Card
 
 Card("optimize_efficiency")
+
+# %% [markdown]
+# ### Question: from 64 to 1,024
+#
+# What happens if you buy more devices, and keep the plan?
+
+# %%
+Card("more_replicas")
 
 # %% [markdown]
 # ## 3. The bubble, played
@@ -223,6 +234,19 @@ for name, (model, machine, plan, batch, seconds) in published.items():
     step = estimate(model, machine, plan, batch).step_time
     print(f"{name:7} published {seconds:6g} s; planner {step.total:5.1f} s, {step.low:5.1f} to {step.high:5.1f} s")
 
+# %% tags=["build-only"]
+from benchmarks import _published as evidence
+
+left_out = evidence.left_out()
+steps, inside = evidence.summary(left_out), evidence.coverage(left_out)
+one_row = evidence.summary(evidence.after_one_row())
+sources = len({evidence.stack_of(one.row)[0] for one in left_out})
+bits = {"fp8": 8, "mxfp8": 8, "nvfp4": 4}
+eight, four = (
+    evidence.summary([one for one in left_out if bits.get(evidence.plan_of(one.row).precision) == n]) for n in (8, 4)
+)
+lost_by_choosing = [sweep.regret() for sweep in evidence.sweeps()]
+
 # %% [markdown]
 # The first is close, the other two are not: those groups ran other software on other machines with the same devices.
 # Bubbles, traffic and shapes are the same physics everywhere, but **no catalogue knows how good your kernels and
@@ -230,7 +254,45 @@ for name, (model, machine, plan, batch, seconds) in published.items():
 # steps lie. It is taken from published steps, by how far they lie from what the planner says of them; where fewer have
 # been published about a device, it is wider.
 #
-# You can do better with your own machine: measure one step. Before BLOOM was trained, its group tried several plans for
+# Three steps prove nothing, and the planner's few constants were fitted to steps like these. So it is judged in the way
+# one judges any model of data: take all steps of one source away, fit the constants to the others, and predict what was
+# taken away. On {{steps.n}} steps of {{sources:in_words}} sources, the planner is off by {{steps.mean:.1%}} in the
+# mean, with a worst error of {{steps.worst:percent}}, and {{inside:percent}} of the steps lie in their interval. Among
+# them are {{eight.n}} steps in 8 bits, off by {{eight.mean:.1%}}, and {{four.n:in_words}} in 4 bits, off by
+# {{four.mean:.1%}}. Most of these are from NVIDIA's performance summaries of Megatron Bridge. (`python3 course.py bench
+# planner` prints all of them, with their sources.)
+#
+# But what you want to know is **which plan to take**, and what you lose if the planner is wrong. That is its
+# **regret**. To find it, somebody has to measure many plans of one model on one machine. Bang et al. (2024, vTrain)
+# have: GPT-3 with 175 billion parameters, 1,536 samples, 512 A100. *Predict:* let the planner choose one of these
+# plans. How much longer does its step take than that of the best?
+
+# %%
+gpt3 = ModelSpec(layers=96, hidden=12288, heads=96, sequence=2048, vocab=51200)
+measured = {  # dp, tp, pp: {micro-batch: published seconds}
+    (2, 8, 32): {2: 58.56, 3: 57.32, 4: 59.15, 6: 62.64},
+    (4, 4, 32): {2: 53.91, 3: 56.30, 4: 59.33, 6: 66.63},
+    (4, 8, 16): {2: 56.32, 3: 55.68, 4: 57.50, 6: 60.52},
+    (8, 4, 16): {2: 54.26, 3: 55.24, 4: 57.72},
+    (8, 8, 8): {2: 55.11, 3: 56.18, 4: 58.24},
+}
+runs = []
+for shape, by_size in measured.items():
+    for size, seconds in by_size.items():
+        plan = Plan(*shape, micro_batch=size, recompute="full", precision="fp16")
+        step = estimate(gpt3, Cluster(nodes=64, nics_per_node=4), plan, 1536).step_time.total
+        runs.append((step, seconds, shape, size))
+by_time = sorted(runs, key=lambda run: run[1])
+for what, (step, seconds, shape, size) in {"chosen": min(runs), "best": by_time[0], "worst": by_time[-1]}.items():
+    print(f"{what:6} dp, tp, pp {shape}, micro-batches of {size}: planner {step:.1f} s, published {seconds:.1f} s")
+print(f"{len(runs)} plans; the chosen one takes {min(runs)[1] / by_time[0][1] - 1:.1%} longer than the best")
+
+# %% [markdown]
+# The planner is wrong about every length, and still chooses nearly the best plan: what it does not know is much the
+# same for all of them. That is why one may choose by it. In {{len(lost_by_choosing):in_words}} sets of published steps
+# that differ in their plan alone, choosing by it loses {{min(lost_by_choosing):.1%}} to {{max(lost_by_choosing):.1%}}.
+#
+# On your own machine you can do better: measure one step. Before BLOOM was trained, its group tried several plans for
 # nearly the same model on the same machine, and its chronicles have the times. What would each of those steps alone
 # have told about the final run, and what all four together?
 
@@ -246,44 +308,81 @@ trials = [  # layers, plan, published seconds
 ]
 
 # %%
-all_four = jean_zay
+all_four, told = jean_zay, []
 for layers, plan, seconds in trials:
     trial = replace(bloom, layers=layers, heads=64)
+    expected = estimate(trial, jean_zay, plan, 2048).step_time
+    where = "inside" if expected.low <= seconds <= expected.high else "OUTSIDE"
     mine = calibrate(trial, jean_zay, plan, 2048, seconds)
     all_four = calibrate(trial, all_four, plan, 2048, seconds)
-    one = estimate(bloom, mine, bloom_plan, 2048)
-    reached = f"matrix products at {mine.spec.matmul:.0%} of the peak"
-    print(f"dp {plan.dp:2} x tp {plan.tp} x pp {plan.pp:2}: {one.step_time.total:5.1f} s, {reached}")
-print("all four:", estimate(bloom, all_four, bloom_plan, 2048).interval)
+    told.append(estimate(bloom, mine, bloom_plan, 2048).step_time)
+    print(
+        f"dp {plan.dp:2} x tp {plan.tp} x pp {plan.pp:2}: {seconds:.1f} s, {where:7} {expected.low:.1f} to "
+        f"{expected.high:.1f} s; by this trial alone, BLOOM takes {told[-1].total:.1f} s"
+    )
+together = estimate(bloom, all_four, bloom_plan, 2048).step_time
+print(f"all four: BLOOM takes {together.total:.1f} s, {together.low:.1f} to {together.high:.1f} s")
+
+# %% tags=["build-only"]
+shipped = estimate(bloom, jean_zay, bloom_plan, 2048).step_time
+off = [abs(one.total / published["BLOOM"][-1] - 1) for one in (*told, together)]
 
 # %% [markdown]
-# {{published["BLOOM"][-1]}} s were published. All four say that this machine is slower than the catalogue's. The first
-# one, which is the most like the final plan, comes closest, and together they give a narrower interval. **Calibrating
-# is the first thing to do with a cluster of your own**, with a step as similar as you can make it to those that you
-# want to know about.
-# From the second step on, the network's share of its peak is fitted as well, if the steps agree much better with
-# another than the catalogue's; these four do not. A run of `course_lib.scale_out.train`, by torchrun or by `launch`,
-# prints at its end the call of `calibrate` with its own step, ready to be pasted.
+# {{published["BLOOM"][-1]}} s were published. All four trials say that this machine is slower than the catalogue's. The
+# fourth lies outside its interval, as one in ten may. It is also the most like BLOOM itself: the same layers, stages
+# and precision. Still it tells least, and is {{off[3]:percent}} off, while the first, which is least like BLOOM, is
+# {{off[0]:percent}} off. With a single step that is luck, as two set-ups on one machine differ by up to {{ALIKE -
+# 1:percent}} by chance. All four together are {{off[4]:percent}} off.
 #
-# `python3 course.py bench planner` prints all published steps with their sources, what the planner says of each when
-# its whole source is left out, and what one row of it changes.
+# So expect from **calibrating** what it can do. It makes the interval narrower, but not by much: its upper end was
+# {{shipped.high / shipped.total - 1:percent}} above the middle, and is {{told[0].high / told[0].total - 1:percent}}
+# above it after one step, {{together.high / together.total - 1:percent}} after four. Above all it moves the middle to
+# your machine: with one row of a source, the mean error of its other published steps falls from {{steps.mean:.1%}} to
+# {{one_row.mean:.1%}}. From the second step on, the network's share of its peak is fitted as well, if the steps agree
+# much better with another than the catalogue's; these four do not. A run of `course_lib.scale_out.train`, by torchrun
+# or by `launch`, prints at its end the call of `calibrate` with its own step, ready to be pasted.
 #
-# What can you trust it with? With what fits by far or fails by far, and with the order of plans that are further apart
-# than chance. Not with plans that are a few percent apart: those you measure.
+# What can you trust the planner with? With what fits by far or fails by far, and with the order of plans that are
+# further apart than chance. Plans that are closer you measure.
 #
-# ## 5. All of them
+# ## 5. By hand first
 #
-# *Predict:* how many ways are there to share this model among 1,024 GPUs? (`tp` up to two nodes, any `pp`,
+# The same model on 1,024 A100, with 2,048 samples in a minibatch. Before a program tries everything, find out where the
+# good plans must be. Two thresholds are enough.
+#
+# - **Memory, from below.** With ZeRO-1 among many replicas, a device keeps little more than the 2 bytes of each of its
+#   weights and the 2 of its gradient. So the model has to be cut into at least $4 N / M$ pieces, for $N$ parameters and
+#   a memory of $M$ bytes. Activations need room as well, so take twice as many.
+# - **The bubble, from above.** It is $(p-1)/(m+p-1)$. For less than a tenth, $m \ge 9\,(p-1)$: a pipeline needs nine
+#   micro-batches for each stage after the first.
+#
+# *Predict:* if the model is cut into 8 pieces in all, how many of them may be stages, and how many tensor ranks does
+# each stage then have?
+
+# %%
+thousand, batch = Cluster("A100-80GB", nodes=128), 2048
+print(f"at least {4 * MODEL.parameters / thousand.spec.memory:.1f} pieces, and as many again for activations")
+for pieces in (8, 16, 32):
+    replicas = thousand.devices // pieces
+    m = batch // replicas  # micro-batches of one sample
+    stages = max(p for p in (1, 2, 4, 8, 16) if m >= 9 * (p - 1))
+    shape = f"{stages} stages of {pieces // stages} tensor ranks"
+    print(f"{pieces:2} pieces: {replicas:3} replicas with {m:2} micro-batches, {shape}")
+
+# %% [markdown]
+# Three shapes, by two lines of arithmetic. All of them have the same number of tensor ranks, inside a node.
+#
+# ## 6. All of them
+#
+# *Predict:* how many ways are there to share this model among the 1,024 GPUs? (`tp` up to two nodes, any `pp`,
 # micro-batch, ZeRO and recomputation, three schedules, and so on. Recomputation may be selective: only what takes much
-# memory and little time is computed again. A minibatch now has more samples: {{BATCH}} would be too few for so many
-# devices.)
+# memory and little time is computed again.) And will your three shapes be among the best?
 
 # %%
 from course_lib.planner import search
 
-thousand = Cluster("A100-80GB", nodes=128)
-found = search(MODEL, thousand, global_batch=2048)
-print(f"{len(found):,} plans, {sum(one.fits for one in found):,} of them fit, {len(found.pareto)} are on the front")
+found = search(MODEL, thousand, batch)
+print(f"{len(found):,} plans, {sum(one.fits for one in found):,} of them fit")
 print(f"{sum(one.fit == 'may fit' for one in found):,} more may fit: they come after these")
 
 # %% [markdown]
@@ -295,32 +394,63 @@ from course_lib.figures import plan_map
 
 plan_map(found, title="Every plan for 70 billion parameters on 1,024 A100")
 
+# %% tags=["build-only"]
+unsure = sum(one.fit != "fits" for one in found.pareto)
+
 # %% [markdown]
-# The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time. If
-# these two are all you care about, then as far as the planner can tell all others are a mistake. *Predict:* the fastest
-# plan that fits, against the slowest that fits: twice as fast, seven times, fifty times?
+# The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time. It
+# has {{len(found.pareto)}} plans, and it is no list to choose from. Of these, {{unsure:in_words}} do not fit for
+# certain, many are far slower than the best, and a plan that is a hundredth behind the front is as good as one on it.
+# *Predict:* the fastest plan that fits, against the slowest that fits: twice as fast, six times, fifty times? And how
+# many plans are as good as the fastest, as far as anybody can tell?
 
 # %%
 from course_lib.figures.words import plan_in_words
 
-best = found.best
+best, front = found.best, {id(one) for one in found.pareto}
 slowest = max((one for one in found if one.fits), key=lambda one: one.step_time.total)
 print(f"{slowest.step_time.total / best.step_time.total:.0f} times. The fastest is")
 print(fill(plan_in_words(best.plan), 90))
 print(fill(best.why, 90))
-print(f"{len(found.tied)} plans that fit cannot be told apart from it: so much do steps differ by chance.")
+on_it = sum(id(one) in front for one in found.tied)
+print(f"{len(found.tied)} plans that fit cannot be told apart from it, and {on_it} of these are on the front")
 
 # %% [markdown]
-# Plans are ranked by the middle of their intervals. A handful of those near the top, as different from each other as
-# possible, is what you would measure.
-#
-# ### Question: from 64 to 1,024
+# Steps of two set-ups on one machine differ by up to {{ALIKE - 1:percent}} by chance, so any of these may be the best.
+# Most of them are variants of a few **shapes**. Here is the fastest of each shape, and what distinguishes it:
 
 # %%
-Card("more_replicas")
+shapes = {}
+for one in sorted(found.tied, key=lambda one: one.step_time.total):
+    shapes.setdefault((one.plan.dp, one.plan.tp, one.plan.pp), one)
+for (dp, tp, pp), one in shapes.items():
+    left, time = (one.capacity - one.memory.total) / 2**30, one.step_time
+    waits = f"bubble {time.bubble:.1f} s, tensor ranks {time.tensor:.1f} s, gradients {time.data:.1f} s"
+    print(f"dp {dp:3} x tp {tp} x pp {pp}: {time.total:.1f} s, {left:2.0f} GiB left; it waits: {waits}")
 
 # %% [markdown]
-# ## 6. New hardware
+# Your three shapes are among them. They lean on different things: many replicas on the network, many stages on the
+# schedule, many tensor ranks on the links inside a node. How good these are on your machine decides, and no catalogue
+# knows. **So planning does not end with a plan, but with a list of what to measure**: one step of each shape, then
+# `calibrate` with these steps, then the variants of the shape that is ahead.
+#
+# Is it worth that? Say the model is to see 20 tokens for each of its parameters, and an hour of a device costs 2
+# dollars. (That is an example. Put in your own price.)
+
+# %%
+tokens, price = 20 * MODEL.parameters, 2.0
+days = tokens / best.tokens_per_second / 86_400
+low, high = best.step_time.around(days)
+cost, trying = days * 24 * thousand.devices * price, len(shapes) * thousand.devices * price
+print(f"{days:.0f} days ({low:.0f} to {high:.0f}) and {cost / 1e6:.1f} million dollars")
+print(f"an hour for each of {len(shapes)} shapes: {trying:,.0f} dollars")
+print(f"between two plans that are tied there may be {cost * (ALIKE - 1):,.0f} dollars")
+
+# %% [markdown]
+# An hour for each shape costs {{trying / cost / (ALIKE - 1):percent}} of what a wrong choice among them may cost.
+# (These are days without failures. Large clusters have failures every week, and the planner knows nothing of them.)
+#
+# ## 7. New hardware
 #
 # The next generation is here.
 #
@@ -341,25 +471,28 @@ print("What the time of a step goes into, on the old cluster and on the new one:
 step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
 
 # %% [markdown]
-# On this cluster planning anew saves hardly anything: {{1 - anew.step_time.total / carried.step_time.total:percent}},
-# which nobody could tell apart. Is that always so? An `H200-141GB` computes exactly as fast as an `H100-80GB`, but has
-# more memory, and faster. *Predict:* is the old plan nearly the best there, too?
+# On this cluster planning anew saves {{1 - anew.step_time.total / carried.step_time.total:percent}}, which nobody could
+# tell apart. Is that always so? An `H200-141GB` computes exactly as fast as an `H100-80GB`, but has more memory, and
+# faster. A `B300-262GB` has {{Cluster("B300-262GB").spec.memory / cluster.spec.memory:.1f}} times the memory of an
+# A100. *Predict:* is the old plan nearly the best there, too?
 
 # %%
-h200 = Cluster("H200-141GB", nodes=8, between="InfiniBand HDR")
-refreshed = {"same plan": estimate(MODEL, h200, before.plan, BATCH), "planned anew": search(MODEL, h200, BATCH).best}
-for name, one in refreshed.items():
-    shape = f"dp {one.plan.dp} x tp {one.plan.tp} x pp {one.plan.pp}"
-    print(f"H200, {name:12} {shape}: {one.step_time.total:.1f} s, {one.memory.total / 2**30:3.0f} GiB")
+refreshed = {}
+for device in ("H200-141GB", "B300-262GB"):
+    machine = Cluster(device, nodes=8, between="InfiniBand HDR")
+    refreshed[device] = [estimate(MODEL, machine, before.plan, BATCH), search(MODEL, machine, BATCH).best]
+    for name, one in zip(("same plan", "planned anew"), refreshed[device], strict=True):
+        shape = f"dp {one.plan.dp:2} x tp {one.plan.tp} x pp {one.plan.pp}"
+        print(f"{device}, {name:12} {shape}: {one.step_time.total:4.1f} s, {one.memory.total / 2**30:3.0f} GiB")
 
 # %% tags=["build-only"]
-old, new = refreshed.values()
+longer_by = {name: old.step_time.total / new.step_time.total - 1 for name, (old, new) in refreshed.items()}
 
 # %% [markdown]
-# No. With room for more of each layer on a device, {{new.plan.tp:in_words}} tensor ranks are enough, and
-# {{new.plan.dp:in_words}} replicas share the samples in place of {{old.plan.dp:in_words}}: that saves
-# {{1 - new.step_time.total / old.step_time.total:percent}} of each step. The device computes no faster; the *plan*
-# does. Where memory grows, ask first whether the model still has to be cut so finely.
+# With room for more of each layer on a device, the new plans cut each matrix into fewer pieces, and more replicas share
+# the samples. On H200 a step of the old plan is {{longer_by["H200-141GB"]:.1%}} longer. Two set-ups differ by {{ALIKE -
+# 1:.1%}} by chance, so measure both. On B300 it is {{longer_by["B300-262GB"]:.1%}} longer, and that is more than
+# chance. Where memory grows, ask first whether the model still has to be cut so finely.
 #
 # ### Question: where does the money go?
 #
@@ -375,7 +508,7 @@ from lessons.L09_planning import explorer as refresh
 tried = list(refresh.worth_a_try(refresh.OLD))
 
 # %% [markdown]
-# ## 7. What if
+# ## 8. What if
 #
 # Now you choose. The old cluster is the one above, with its best plan. (To answer at once, the explorer tries some
 # plans only: {{len({plan.schedule for plan in tried}):in_words}} schedules, and micro-batches of up to
@@ -385,7 +518,7 @@ tried = list(refresh.worth_a_try(refresh.OLD))
 # 1. Take 8 nodes of H200 and the fastest network. What has become of the pipeline, and what is the memory used for?
 # 2. From there, make the network slower, step by step. When does the best plan change, and what does it turn to?
 # 3. With which devices does the slowest network cost you least? Why those?
-# 4. Find a refresh in which the old plan does not fit for certain, or gives away a tenth of what a new one would bring.
+# 4. Find a refresh in which the old plan does not fit for certain, and one in which it loses more than chance.
 
 # %%
 from lessons.L09_planning.explorer import refresh_explorer
@@ -416,9 +549,9 @@ small = [name for name in refresh.DEVICES if not any(one.fits for one in on_netw
 # 3. {{least}}: a step takes {{lost[least]:percent}} longer than on the fastest network, with {{most}}
 #    {{lost[most]:percent}}. The longer a device computes, the more can travel meanwhile.
 # 4. On four nodes of {{" or ".join(small)}} the old plan {{on_networks(small[0], 4, refresh.old_plan)[0].fit}}. On
-#    eight nodes of H200 with the fastest network a step takes
-#    {{longer(on_networks("H200-141GB", 8, refresh.old_plan)[-1], fast):percent}} longer with it than with a new one.
-# </details>
+#    eight nodes of B200 with the fastest network a step takes {{longer(on_networks("B200-180GB", 8,
+#    refresh.old_plan)[-1], on_networks("B200-180GB", 8)[-1]):percent}} longer with it than with a new one; {{ALIKE -
+#    1:percent}} might be chance. etails>
 #
 # ### Case: three managers, three offers
 #
@@ -428,7 +561,7 @@ small = [name for name in refresh.DEVICES if not any(one.fits for one in on_netw
 Card("infrastructure")
 
 # %% [markdown]
-# ## 8. The same in PyTorch
+# ## 9. The same in PyTorch
 #
 # Nothing in PyTorch plans for you, but two of its tools count what a planner has to know. `FlopCounterMode` counts the
 # FLOPs of a model as it runs. On the device "meta" tensors have a shape and no numbers, so that even the
@@ -471,7 +604,7 @@ print("tracked:", theirs)
 print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, optimizer {ours.optimizer:,}")
 
 # %% [markdown]
-# To the last parameter, FLOP and byte, but for Adam's {{(theirs["OptState"] - ours.optimizer) / 4:.0f}} counters of
+# To the last parameter, FLOP and byte, except for Adam's {{(theirs["OptState"] - ours.optimizer) / 4:.0f}} counters of
 # steps, one for each parameter, in 32 bits. What these tools do differently:
 #
 # - They count what is run, so somebody has to write the model first. The planner begins with five numbers: layers,
@@ -487,23 +620,28 @@ print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, o
 #
 # - A plan fits if its fullest device does. Who talks most sits closest: tensor ranks inside a node, pipelines and
 #   replicas across.
-# - Of {{len(found):,}} legal plans, {{len(found.pareto)}} are worth choosing from: the Pareto front of memory and time.
+# - Two thresholds, memory from below and the bubble from above, lead by hand to the shapes that a search finds.
+# - Choosing by the planner loses little, even where its lengths are off. Plans closer than chance are tied: here
+#   {{len(found.tied)}} of {{len(found):,}}, in {{len(shapes):in_words}} shapes.
 # - The best plan depends on the number of devices and on what they are. New hardware may want a new plan.
 # - Faster devices gain less than their peak, unless memory and links keep up.
+# - What to take home is a list of what to measure: a step of each shape that is tied, before you pay for weeks of one.
 #
 # ### When it stops being true
 #
-# - **Small differences.** Plans inside each other's interval cannot be told apart. Measure the last two or three.
+# - **Small differences.** Plans closer than chance cannot be told apart. Measure a step of each shape.
 # - **Bad days.** Slow nodes, failures, a network shared with others: none of this is in it.
 # - **Other software.** The numbers behind it, such as the share of the peak that matrix products reach, are in the
 #   middle of what was published. Yours may be better or worse: calibrate.
-# - **What nobody published.** No published step stands behind 8-bit training or zero-bubble schedules here; the
-#   interval says so.
+# - **What nobody published.** No published step stands behind zero-bubble schedules here, and on each device there is a
+#   largest published run. What lies beyond is extrapolated, and `why` says so.
 #
 # ### Further reading
 #
 # - Narayanan et al. 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC21,
 #   arXiv:2104.04473: how to combine all three, measured on 3,072 A100.
+# - Bang et al. 2024, *vTrain: A Simulation Framework for Evaluating Cost-Effective and Compute-Optimal Large Language
+#   Model Training*, MICRO, arXiv:2312.12391: another planner, with the measured plans of section 4.
 # - Llama Team 2024, *The Llama 3 Herd of Models*, arXiv:2407.21783, section 3.3: a plan for 16,384 H100.
 # - Williams, Waterman and Patterson 2009, *Roofline: An Insightful Visual Performance Model for Multicore
 #   Architectures*, Communications of the ACM 52(4).

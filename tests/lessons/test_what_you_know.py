@@ -22,6 +22,18 @@ TABLES = {
 DEFINITION, ADVICE, BY_PARTS = "a definition", "advice", "what the table says of each part"
 PUBLISHED = "what published recipes do, with their sources on the page"
 OF_ITSELF: dict[str, dict[str, str]] = {
+    "one_machine_is_not_enough": {
+        "Training holds parameters, gradients, optimizer state and activations.": DEFINITION,
+        "The memory is fullest where the forward pass turns into the backward pass, from the second step on; or in the "
+        "update, if gradients take more than activations.": "run with two other sizes in test_sentences",
+    },
+    "planning": {
+        "A plan fits if its fullest device does.": DEFINITION,
+        "Plans closer than chance are tied: here {{len(found.tied)}} of {{len(found):,}}, in {{len(shapes):in_words}} "
+        "shapes.": DEFINITION,
+        "What to take home is a list of what to measure: a step of each shape that is tied, before you pay for weeks "
+        "of one.": ADVICE,
+    },
     "data_parallelism": {
         "Each rank holds the whole model and computes on its share.": DEFINITION,
         "Ideally, $N$ ranks are $N$ times as fast.": DEFINITION,

@@ -46,6 +46,9 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "Look at the right half of the picture above again": "half of a picture",
         "A billion parameters of four bytes each take": "what is asked about",
         "Then a model of twice the size needs four times as much.": ARITHMETIC,
+        'A "GB" on a data sheet may be a billion bytes or a GiB.': "what the units mean",
+        "(lesson [06]": "the number of a lesson",
+        "lesson 06 has such a case": "the number of a lesson",
         "Eight devices have eight times the memory and eight times the speed.": ARITHMETIC,
     },
     "data_parallelism": {
@@ -78,7 +81,12 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
     },
     "planning": {
         "So half-way through we ask whether you should believe it.": "half of the page",
-        "Not with plans that are a few percent apart": "how much is said, and proved, where intervals are shown",
+        "The same model on 1,024 A100, with 2,048 samples in a minibatch.": "what is asked about",
+        "a device keeps little more than the 2 bytes of each of its weights and the 2 of its gradient": FORMATS,
+        "so take twice as many.": "a rule of thumb, which the search then confirms",
+        "For less than a tenth, $m": ARITHMETIC,
+        "Say the model is to see 20 tokens for each of its parameters, and an hour": "what is asked about",
+        "an hour of a device costs 2 dollars": "an example",
     },
 }
 
