@@ -70,8 +70,7 @@ def _take_means(parameters: Sequence[nn.Parameter], message: Tensor) -> None:
     *means, had_one = message.split([*(p.numel() for p in parameters), len(parameters) + 1])
     for parameter, mean, is_there in zip(parameters, means, had_one.tolist(), strict=False):
         if is_there:
-            dtype = parameter.dtype if parameter.grad is None else parameter.grad.dtype
-            parameter.grad = mean.view_as(parameter).to(dtype)
+            parameter.grad = mean.view_as(parameter).to(parameter.grad_dtype)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
