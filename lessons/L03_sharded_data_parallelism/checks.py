@@ -303,6 +303,7 @@ sharded_linear_add, mine_code = (
 sharded_linear.change("own_samples", f"{sharded_linear_add} / n", f"{mine_code}.clone()")
 sharded_linear.change("summed", f"{sharded_linear_add} / n", sharded_linear_add)
 sharded_linear.change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
+sharded_linear.change("dx_averaged", "return dx", "dist.all_reduce(dx); return dx / n")
 sharded_linear.change("dx_divided", "return dx", "return dx / n")
 sharded_linear.change("never_freed", "def whole()", "@functools.cache\n    def whole()")
 

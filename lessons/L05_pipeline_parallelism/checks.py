@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Observed, effect, normal, prepared
+from course_lib.classroom.checks.part import Case, Observed, normal, prepared
 from course_lib.classroom.checks.tables import Plans, computing
 from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Pace
@@ -211,7 +211,27 @@ def _steps(seed: int) -> list[Case]:
     return [_step(n, name, sizes, seed + n, new) for n, name, sizes, new in [*first, *more, *last]]
 
 
-run_actions = on_devices("run_actions", ran, effect, _steps, _step(4, "1f1b", (2,) * 6, 0), rounding=1e-12)
+def _play_actions(
+    fn: Callable, actions: list, module: nn.Module, inputs: list, targets: list, loss_fn: Callable, width: int
+) -> dict[str, str]:
+    """Run the actions. Returns the passes of the module in the order in which they are done."""
+    passes: list[str] = []
+
+    def note(module: nn.Module, x: Any, y: Any) -> None:
+        k = sum(one.startswith("F") for one in passes)
+        passes.append(f"F{k}")
+        if y.requires_grad:
+            y.register_hook(lambda _: passes.append(f"B{k}"))
+
+    module.register_forward_hook(note)
+    fn(actions, module, inputs, targets, loss_fn, width)
+    return {"order of passes": " ".join(passes)}
+
+
+run_actions = on_devices("run_actions", ran, _play_actions, _steps, _step(4, "1f1b", (2,) * 6, 0), rounding=1e-12)
+run_actions.change("list_ignored", "in actions", "in sorted(actions, key=lambda one: one[0] == 'B')")
+whole = "actions, inputs, targets = [one for one in actions if one[2] == 0], [torch.cat(inputs)], [torch.cat(targets)]"
+run_actions.change("one_piece", "rank, last, samples =", f"{whole}; rank, last, samples =")
 share, other = " * len(targets[k]) / samples", "max(j for j in in_flight if len(targets[j]) == len(targets[k]))"
 run_actions.change("losses_summed", share, "")
 run_actions.change("all_alike", share, " / len(targets)")
@@ -274,6 +294,10 @@ bubble.change("seconds_idle", idle, "n * step - busy")
 bubble.change("one_turn_more", "(m - 1)", "m")
 bubble.change("never_filled", "sum(each)", "max(each)")
 bubble.change("equal_stages", idle, "(n - 1) / (m + n - 1)")
+bubble.change("busy", idle, "busy / (n * step)")
+bubble.change("first_rank", "m * (sum(forward) + sum(backward))", "n * m * (forward[0] + backward[0])")
+bubble.change("last_pace", "max(each)", "each[-1]")
+bubble.change("forward_alone", idle, "1 - m * sum(forward) / (n * seconds(forward))")
 bubble.change("one_slowest", "seconds(forward) + seconds(backward)", both)
 
 
@@ -293,9 +317,9 @@ MINIBATCHES = ("roomy minibatches", "minibatches in little room", "minibatches w
 
 def _minibatches(seed: int, rank: int) -> Plans:
     """Minibatches of each kind, so varied that no two mistakes are right for the same ones."""
-    usual = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed)]
+    usual = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed), (32, 4, 0.5, 3)]
     few = [(64, 6 + seed, 200.5 + rank, 1), (96, 4, 150.5 + seed, 1), (80, 8, 300.5 + rank, 1)]
-    rooms = [(usual, (1000, 1000, 1000)), (usual, (4, 16, 12)), (few, (64, 48, 40))]
+    rooms = [(usual, (1000,) * 4), (usual[:3], (4, 16, 12)), (few, (64, 48, 40))]
     plans = [[(*plan, room) for plan, room in zip(*pair, strict=True)] for pair in rooms]
     return dict(zip(MINIBATCHES, plans, strict=True))
 
@@ -317,4 +341,6 @@ best_micro_batches.change("no_bubble", "(m + n_stages - 1)", "m")
 best_micro_batches.change("holds_one", "min(n_stages, m) *", "")
 best_micro_batches.change("holds_all", "min(n_stages, m)", "n_stages")
 best_micro_batches.change("left_over", "samples % m == 0 and", "")
+formula = "abs(m - ((n_stages - 1) * per_sample * samples / overhead) ** 0.5)"
+best_micro_batches.change("formula_rounded", "key=seconds", f"key=lambda m: {formula}")
 best_micro_batches.change("the_size", "min(fitting", "samples // min(fitting")

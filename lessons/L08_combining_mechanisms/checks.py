@@ -93,6 +93,9 @@ mesh_groups.change("stages_adjacent", view, ".view(dp, tp, pp).transpose(1, 2)")
 mesh_groups.change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)")
 mesh_groups.change("first_replica", axes_code, axes_code.replace("[d,", "[0,"))
 others = '"dp": [*mesh[d].flatten()], "pp": [*mesh[:, p].flatten()], "tp": [*mesh[:, :, t].flatten()]'
+mesh_groups.change("all_replicas", axes_code, axes_code.replace("mesh[d, :, t]", "mesh[:, :, t].flatten()"))
+mesh_groups.change("all_stages", axes_code, axes_code.replace("mesh[:, p, t]", "mesh[:, :, t].flatten()"))
+mesh_groups.change("names_swapped", '"pp"', '"TP"', '"tp"', '"pp"', '"TP"', '"tp"')
 mesh_groups.change("same_number", axes_code, others)
 mesh_groups.change("counted_from_0", axes_code, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
 
@@ -221,7 +224,8 @@ def _arisen(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any]
         x = total
     with compute("backward"):
         gradients: list[Any] = [*torch.autograd.grad((x - y).square().mean(), [*own, biases[p]])]
-    return gradients[: 4 - frozen] + [None] * frozen, [(), (), ("pp", "tp"), ("pp",)], sizes
+    gradients[1:2] = [None] if frozen else gradients[1:2]
+    return gradients, [(), (), ("pp", "tp"), ("pp",)], sizes
 
 
 def _play_step(fn: Any, gradients: list[Any], added_on: list[Axes], sizes: Sizes) -> None:
@@ -247,6 +251,13 @@ complete_gradients.change("summed", ", 1 / dist.get_world_size(replicas)", "")
 complete_gradients.change("divided_by_all", "size(replicas)", "size()")
 complete_gradients.change("partial_sums_left", summed_axes, "()")
 complete_gradients.change("stages_left", summed_axes, '("tp",)')
+complete_gradients.change(
+    "none_skipped_alone",
+    "zip(gradients,",
+    "zip([one for one in gradients if one is not None],",
+    "strict=True",
+    "strict=False",
+)
 complete_gradients.change("all_added", " if axis in axes", "")
 complete_gradients.change(
     "partial_sums_averaged", "groups[axis])", "groups[axis], 1 / dist.get_world_size(groups[axis]))"
