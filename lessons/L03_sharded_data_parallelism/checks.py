@@ -51,7 +51,7 @@ def scattered(tensor: Tensor) -> Tensor:
 
 def gathered(piece: Tensor, size: int) -> Tensor:
     rank, n = place()
-    whole = piece.new_zeros(size)
+    whole = piece.new_empty(size)
     pieces = whole.tensor_split(n)
     pieces[rank].copy_(piece)
     handles: list[Any] = []

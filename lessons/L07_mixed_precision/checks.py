@@ -223,7 +223,7 @@ def _two_bytes(observed: list[Observed]) -> str:
     ranks, n = len(observed), observed[0].values["the result"].numel()  # type: ignore[union-attr]
     most, least = max(bytes_sent(seen, ranks) for seen in observed), 4 * n * (ranks - 1) // ranks
     too_much = f"The mean is right, but a rank sends {most} bytes, where {least} would do: an all-reduce of 16 bits."
-    return too_much * (most > least + 32)
+    return too_much * (most > least + 16)
 
 
 # a rank rounds once, then each sum: at most 8 times 2^-11
@@ -329,6 +329,7 @@ unscale_and_clip.change(
     "    gradients = [one / scale for one in gradients]",
 )
 unscale_and_clip.change("length_one", "max_norm / total.sqrt()", "1 / total.sqrt()")
+unscale_and_clip.change("never", ".clamp(max=1)", ".clamp(1, 1)")
 unscale_and_clip.change("always", ".clamp(max=1)", "")
 unscale_and_clip.change("never_skipped", "return False", "return True")
 unscale_and_clip.change("still_scaled", "gradient /= scale", "pass")

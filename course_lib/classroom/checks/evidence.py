@@ -127,7 +127,8 @@ class Evidence:
             return "Your function sends nothing that the check sees, so no rank can know what the others hold."
         if any(one.operation == "send" for seen in self.observed for one in seen.sent) and self._holes():
             return (
-                "Numbers are used that nobody has written: memory of `torch.empty` before what comes there has arrived."
+                "Your result has numbers that nobody has written. What `torch.empty` returns is filled by a message, and "
+                "only once its handle has been waited for."
             )
         if rule := self.exercise.rule(self.observed):
             return rule
@@ -140,13 +141,13 @@ class Evidence:
             return f"Every number that is wrong is {by}. There are {len(self.observed)} ranks."
         if wrong and all(is_same(_sorted(one.expected), _sorted(one.got), self.tolerance) for one in wrong):
             return "The numbers are right, and they are in the wrong order."
+        if not any(sends) and not self.disagreeing:
+            return "This is not what was asked for."
         if right := sorted(set(range(len(self.observed))) - {one.rank for one in wrong}) if wrong else []:
             return f"Only {listing(right)} has what it should have." if len(right) == 1 else "Some ranks are right."
         if self.disagreeing:
             digits = "" if wrong else " in their last digits, because they add up in different orders"
             return f"Ranks 0 and {self.disagreeing[0]} end with different numbers{digits}: replicas would drift apart."
-        if not any(sends):
-            return "This is not what was asked for."
         agree = "All ranks agree, and this" if any(one.name in self.common for one in wrong) else "This"
         return f"{agree} is not what one process would have."
 
@@ -157,7 +158,7 @@ class Evidence:
         return any(bool(b.isnan().any()) and not a.isnan().any() for a, b in tensors)
 
     def _factor(self) -> float:
-        """The common factor by which all wrong values are too large; 0 if there is none. One number has no odd factor."""
+        """The common factor by which all wrong values are too large; 0 if none, or any, as one number has it."""
         expected, got = (torch.cat([v[i].double().flatten() for v in self.differences]) for i in (3, 4))  # type: ignore[union-attr]
         factor = float(got @ expected / (expected @ expected))
         if not 0 < factor < torch.inf or not is_same(got, factor * expected, max(1.0, factor) * self.tolerance):
