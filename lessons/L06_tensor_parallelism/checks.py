@@ -304,6 +304,10 @@ cross_entropy.change(
     "logit[rows] = exponentials[rows, place[rows]]",
     "logit += exponentials.gather(1, place.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0]",
 )
+in_gradient = (
+    "gradient.scatter_add_(1, place.clamp(0, logits.shape[-1] - 1)[:, None], -torch.ones_like(total)[:, None])"
+)
+cross_entropy.change("clamped_in_the_gradient", "gradient[rows, place[rows]] -= 1", in_gradient)
 cross_entropy.change("place_from_the_end", "targets - first", "targets - first; place[place < 0] += logits.shape[-1]")
 cross_entropy.change("target_not_shifted", "= exponentials[rows, place[rows]]", "= logits[rows, place[rows]]")
 cross_entropy.change("place_not_moved", "targets - first", "targets.clone()")

@@ -126,10 +126,10 @@ class Evidence:
         if sends == [False, True]:
             return "Your function sends nothing that the check sees, so no rank can know what the others hold."
         if any(one.operation == "send" for seen in self.observed for one in seen.sent) and self._holes():
-            return (
-                "Your result has numbers that nobody has written. What `torch.empty` returns is filled by a message, and "
-                "only once its handle has been waited for."
+            unwritten = (
+                "Your result has numbers that nobody has written. What `torch.empty` returns is filled by a message,"
             )
+            return f"{unwritten} and only once its handle has been waited for."
         if rule := self.exercise.rule(self.observed):
             return rule
         if wrong and all(is_same(one.before, one.got) for one in wrong):

@@ -238,7 +238,14 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.all_gather: told(
         gathered,
-        adds_up_zeros=("`all_reduce` at work", *alone, done, "dist.all_reduce(whole); return whole"),
+        adds_up_zeros=(
+            "`all_reduce` at work",
+            "new_empty",
+            "new_zeros",
+            *alone,
+            done,
+            "dist.all_reduce(whole); return whole",
+        ),
         repeats_its_own=("sends nothing", *alone, done, "return piece.repeat(n + 1)[:size]"),
         changes_its_piece=("changes `piece`", done, "piece.zero_(); return whole"),
         leaves_out_the_last_place=("than it should have", done, "return whole[:-1]"),
