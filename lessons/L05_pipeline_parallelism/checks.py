@@ -90,7 +90,7 @@ def _as_text(actions: Any, row: int, each: int) -> Any:
     return " ".join(f"{op}{k}" if each == 1 and stage == row else f"{op}{k}.{stage}" for op, stage, k in actions)
 
 
-def _what_it_would_do(observed: list[Observed]) -> str:
+def _would_do(observed: list[Observed]) -> str:
     """Say why these lists would hang, or in what they are worse than the right ones."""
     name, *sizes = (str(observed[0].values[size]) for size in ("name", "n_stages", "m", "each"))
     n_stages, m, each = map(int, sizes)
@@ -116,44 +116,32 @@ def _what_it_would_do(observed: list[Observed]) -> str:
 
 
 on_devices = partial(Exercise, pace=Pace({"forward": 0.05, "backward": 0.1}))
-pipeline_actions_price = _schedule(4, "1f1b", 4, 8, runs=True)
-pipeline_actions = on_devices(
-    "pipeline_actions", listed, _play_schedule, _schedules, pipeline_actions_price, rule=_what_it_would_do
-)
-pipeline_actions_ahead, last_code = (
-    "min(n_stages - 1 - stage, n_micro_batches)",
-    "range(n_micro_batches - ahead, n_micro_batches)",
-)
-pipeline_actions.change("always_gpipe", pipeline_actions_ahead, "n_micro_batches")
-pipeline_actions.change("one_by_one", pipeline_actions_ahead, "0")
-pipeline_actions.change("all_alike", pipeline_actions_ahead, "min(n_stages - 1, n_micro_batches)")
-pipeline_actions.change("other_end", pipeline_actions_ahead, "min(stage, n_micro_batches)")
-pipeline_actions.change("one_less", pipeline_actions_ahead, "min(max(n_stages - 2 - stage, 0), n_micro_batches)")
-pipeline_actions.change("one_more", pipeline_actions_ahead, "min(n_stages - stage, n_micro_batches)")
+price = _schedule(4, "1f1b", 4, 8, runs=True)
+pipeline_actions = on_devices("pipeline_actions", listed, _play_schedule, _schedules, price, rule=_would_do)
+lead, last_code = "min(n_stages - 1 - stage, n_micro_batches)", "range(n_micro_batches - ahead, n_micro_batches)"
+pipeline_actions.change("always_gpipe", lead, "n_micro_batches")
+pipeline_actions.change("one_by_one", lead, "0")
+pipeline_actions.change("all_alike", lead, "min(n_stages - 1, n_micro_batches)")
+pipeline_actions.change("other_end", lead, "min(stage, n_micro_batches)")
+pipeline_actions.change("one_less", lead, "min(max(n_stages - 2 - stage, 0), n_micro_batches)")
+pipeline_actions.change("one_more", lead, "min(n_stages - stage, n_micro_batches)")
 pipeline_actions.change("last_first", last_code, f"reversed({last_code})")
 
 
-interleaved_actions_price = _schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True)
+price = _schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True)
 interleaved_actions = on_devices(
-    "interleaved_actions",
-    interleaved,
-    _play_schedule,
-    _interleavings,
-    interleaved_actions_price,
-    rule=_what_it_would_do,
+    "interleaved_actions", interleaved, _play_schedule, _interleavings, price, rule=_would_do
 )
-interleaved_actions_ahead, stages_code = (
-    "(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)",
-    "rank, n_ranks * stages_per_rank, n_ranks",
-)
+lead = "(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)"
+stages_code = "rank, n_ranks * stages_per_rank, n_ranks"
 interleaved_actions.change("stages_side_by_side", stages_code, "stages_per_rank * rank, stages_per_rank * (rank + 1)")
 interleaved_actions.change("same_way_back", "reversed(stages)", "stages")
 interleaved_actions.change("one_stage_after_the_other", "size = n_ranks", "size = n_micro_batches")
 interleaved_actions.change("one_micro_batch_after_the_other", "size = n_ranks", "size = 1")
-interleaved_actions.change("ahead_as_with_one_stage", interleaved_actions_ahead, "n_ranks - 1 - rank")
-interleaved_actions.change("ahead_by_half", interleaved_actions_ahead, interleaved_actions_ahead.replace("2 * ", ""))
-interleaved_actions.change("one_more", interleaved_actions_ahead, f"{interleaved_actions_ahead} + 1")
-interleaved_actions.change("all_forward_first", interleaved_actions_ahead, "n_micro_batches * stages_per_rank")
+interleaved_actions.change("ahead_as_with_one_stage", lead, "n_ranks - 1 - rank")
+interleaved_actions.change("ahead_by_half", lead, lead.replace("2 * ", ""))
+interleaved_actions.change("one_more", lead, f"{lead} + 1")
+interleaved_actions.change("all_forward_first", lead, "n_micro_batches * stages_per_rank")
 
 
 # A rank that runs its list
@@ -275,18 +263,10 @@ def _run_gpipe(plan: tuple, found: Any) -> None:
     perform(SCHEDULES["gpipe"](len(forward), m).actions[rank], len(forward), forward[rank], backward[rank])
 
 
-bubble_more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
+more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
 with_gpipe = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
 bubble = computing(
-    "bubble",
-    idle_share,
-    "pipelines with ",
-    _pipelines,
-    bubble_more,
-    with_gpipe,
-    _run_gpipe,
-    pace=Pace(0.01),
-    rounding=1e-6,
+    "bubble", idle_share, "pipelines with ", _pipelines, more, with_gpipe, _run_gpipe, pace=Pace(0.01), rounding=1e-6
 )
 idle, both = "1 - busy / (n * step)", "seconds([*map(sum, zip(forward, backward))])"
 bubble.change("of_computing", idle, "n * step / busy - 1")
@@ -330,11 +310,9 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
     perform(SCHEDULES["1f1b"](n, max(1, min(int(m), samples))).actions[dist.get_rank()], n, seconds, seconds)
 
 
-best_micro_batches_more = [*((3, kind) for kind in MINIBATCHES), *((4, kind) for kind in MINIBATCHES[:2])]
+more = [*((3, kind) for kind in MINIBATCHES), *((4, kind) for kind in MINIBATCHES[:2])]
 minibatch, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
-best_micro_batches = computing(
-    "best_micro_batches", best, "", _minibatches, best_micro_batches_more, minibatch, _run_1f1b, pace=pace
-)
+best_micro_batches = computing("best_micro_batches", best, "", _minibatches, more, minibatch, _run_1f1b, pace=pace)
 best_micro_batches.change("memory_forgotten", " and held(m) <= room", "")
 best_micro_batches.change("no_overhead", "overhead +", "0 +")
 best_micro_batches.change("no_bubble", "(m + n_stages - 1)", "m")

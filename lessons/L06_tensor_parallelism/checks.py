@@ -117,7 +117,7 @@ column_parallel.change("outputs_gathered", "F.linear(x, weight, bias)", "side_by
 own = "summed(F.pad(dy, (0, 64 - len(bias))))[..., : len(bias)]"
 behind = f"conjugate(F.linear(x, weight, bias), unchanged, lambda dy: {own})"
 column_parallel.change(
-    "f_behind_the_layer", "F.linear(x, weight, bias)", behind, "conjugate(x, unchanged, summed)", "x"
+    "f_behind_the_layer", "F.linear(x, weight, bias)", behind, "unchanged, summed", "unchanged, unchanged"
 )
 column_parallel.change("nothing_goes_on", "summed", "dist.all_reduce")
 
@@ -134,9 +134,7 @@ g = "conjugate(partial_sum, summed, unchanged)"
 row_parallel.change("without_g", g, "partial_sum")
 row_parallel.change("g_averages", "summed", "averaged")
 row_parallel.change("bias_on_every_rank", f"{g} + bias", "conjugate(partial_sum + bias, summed, unchanged)")
-row_parallel.change(
-    "bias_in_parts", f"{g} + bias", "conjugate(partial_sum + bias / dist.get_world_size(), summed, unchanged)"
-)
+row_parallel.change("bias_in_parts", g, g.replace("sum,", "sum + bias / dist.get_world_size(),"), " + bias\n", "\n")
 only_here = "conjugate(partial_sum + (0 if dist.get_rank() else bias), summed, unchanged)"
 row_parallel.change("bias_on_one_rank", f"{g} + bias", only_here)
 row_parallel.change("g_on_both_ways", "unchanged", "summed")
@@ -285,10 +283,8 @@ def _three_numbers(observed: list[Observed]) -> str:
     return f"{too_much}: three a target." * (most > allowed)
 
 
-cross_entropy_price = _tokens(4, 16, 64)
-cross_entropy = exact(
-    "cross_entropy", entropy, _play_entropy, _tokens_cases, cross_entropy_price, breach=_three_numbers
-)
+price = _tokens(4, 16, 64)
+cross_entropy = exact("cross_entropy", entropy, _play_entropy, _tokens_cases, price, breach=_three_numbers)
 add_up = "dist.all_reduce(sums)"
 cross_entropy.change("own_softmax", add_up, "dist.all_reduce(logit)")
 cross_entropy.change("own_softmax_in_the_gradient", "div_(total[:, None])", "div_(exponentials.sum(-1, keepdim=True))")
@@ -296,17 +292,11 @@ cross_entropy.change("logarithms_added", add_up, f"total.log_(); {add_up}; total
 cross_entropy.change("own_largest", "dist.all_reduce(largest, dist.ReduceOp.MAX)", "pass")
 cross_entropy.change("one_number_for_all_targets", "logits.amax(-1)", "logits.amax().repeat(len(targets))")
 cross_entropy.change("nothing_subtracted", "logits - largest[:, None]", "logits.clone()")
-cross_entropy.change(
-    "target_on_every_rank", "place = targets - first", "place = (targets - first).clamp(0, logits.shape[-1] - 1)"
-)
-cross_entropy.change(
-    "clamped_in_the_loss",
-    "logit[rows] = exponentials[rows, place[rows]]",
-    "logit += exponentials.gather(1, place.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0]",
-)
-in_gradient = (
-    "gradient.scatter_add_(1, place.clamp(0, logits.shape[-1] - 1)[:, None], -torch.ones_like(total)[:, None])"
-)
+kept = "clamp(0, logits.shape[-1] - 1)"
+cross_entropy.change("target_on_every_rank", "targets - first", f"(targets - first).{kept}")
+in_loss = f"logit += exponentials.gather(1, place.{kept}[:, None])[:, 0]"
+cross_entropy.change("clamped_in_the_loss", "logit[rows] = exponentials[rows, place[rows]]", in_loss)
+in_gradient = f"gradient.scatter_add_(1, place.{kept}[:, None], -torch.ones_like(total)[:, None])"
 cross_entropy.change("clamped_in_the_gradient", "gradient[rows, place[rows]] -= 1", in_gradient)
 cross_entropy.change("place_from_the_end", "targets - first", "targets - first; place[place < 0] += logits.shape[-1]")
 cross_entropy.change("target_not_shifted", "= exponentials[rows, place[rows]]", "= logits[rows, place[rows]]")

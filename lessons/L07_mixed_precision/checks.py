@@ -114,11 +114,8 @@ def _updates(
     n: int, dtype: torch.dtype, steps: int, lr: float, new: str = "", is_missing: bool = False, wide: bool = False
 ) -> Case:
     """A case of several updates. lr: the learning rate, in units of the dtype's last digit."""
-    text = (
-        f"{n} ranks, weights in {str(dtype)[6:]}, {steps} steps"
-        + ", gradients missing" * is_missing
-        + ", gradients in 32 bits" * wide
-    )
+    text = f"{n} ranks, weights in {str(dtype)[6:]}, {steps} steps" + ", gradients missing" * is_missing
+    text += ", gradients in 32 bits" * wide
     lr *= torch.finfo(dtype).eps
     return Case(text, n, partial(_updates_arguments, dtype, steps, lr, is_missing, wide), new)
 
@@ -167,9 +164,8 @@ master_step.change("other_memory", "weight.copy_(master)", "weight.data = master
 master_step.change("gradients_rounded", make_wide, "gradient.to(weights[0].dtype).float()")
 master_step.change("one_step_behind", "optimizer.step()", "masters, _ = [*map(torch.clone, masters)], optimizer.step()")
 master_step.change("wide_weights", "weight.copy_(master)", "weight.data = master.detach().clone()")
-master_step.change(
-    "masters_from_weights", "optimizer.step()", "[*map(Tensor.copy_, masters, weights)]; optimizer.step()"
-)
+from_weights = "[*map(Tensor.copy_, masters, weights)]; optimizer.step()"
+master_step.change("masters_from_weights", "optimizer.step()", from_weights)
 master_step.change("masters_rounded", "weight.copy_(master)", "master.copy_(weight.copy_(master))")
 master_step.change("gradients_add_up", make_wide, "gradient.float() + (0 if master.grad is None else master.grad)")
 master_step.change("gradient_left_over", "None if gradient is None", "master.grad if gradient is None")
@@ -234,9 +230,7 @@ divide = "total /= n * len(micro_batches)"
 sum_gradients.change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
 sum_gradients.change("divided_by_micro_batches", divide, "total /= len(micro_batches)")
 sum_gradients.change("divided_by_ranks", divide, "total /= n")
-sum_gradients.change(
-    "divided_in_16_bits", divide, "pass", "total += gradient", "total += gradient / (n * len(micro_batches))"
-)
+sum_gradients.change("divided_in_16_bits", divide, "pass", "+= gradient", "+= gradient / (n * len(micro_batches))")
 sum_gradients.change("divided_after", divide, "total /= len(micro_batches)", "message.float()", "message.float() / n")
 sum_gradients.change("result_in_16_bits", "message.float()", "message")
 sum_gradients.change("sent_in_32_bits", "total.half()", "total.clone()")
@@ -300,34 +294,21 @@ def _view_norms(observed: list[Observed]) -> list[Values]:
     return [{name: one for name, one in seen.values.items() if matters or name == "the result"} for seen in observed]
 
 
-clip_options: dict[str, Any] = {
-    "pace": PACE,
-    "rounding": 1e-5,
-    "compared": _view_norms,
-}  # PyTorch adds 1e-6 to the norm
+# PyTorch adds 1e-6 to the norm
+clip_options: dict[str, Any] = {"pace": PACE, "rounding": 1e-5, "compared": _view_norms}
 clip_price = _norms(4, "a large norm", 1)
 unscale_and_clip = Exercise("unscale_and_clip", clipped, _play_norms, _norms_cases, clip_price, **clip_options)
-over_ranks = "    dist.all_reduce(total)\n"
+over_ranks, unscaled = "    dist.all_reduce(total)\n", "for gradient in gradients:\n        gradient /= scale"
 unscale_and_clip.change("own_norm", over_ranks, "")
-unscale_and_clip.change(
-    "decided_alone", "not total.isfinite()", "not all(gradient.isfinite().all() for gradient in gradients)"
-)
-unscale_and_clip.change(
-    "norms_added", over_ranks, "    total.sqrt_()\n    dist.all_reduce(total)\n    total.square_()\n"
-)
-unscale_and_clip.change(
-    "mean_of_squares", over_ranks, "    dist.all_reduce(total)\n    total /= dist.get_world_size()\n"
-)
+unscale_and_clip.change("decided_alone", "not total.isfinite()", "not all(one.isfinite().all() for one in gradients)")
+unscale_and_clip.change("norms_added", over_ranks, f"    total.sqrt_()\n{over_ranks}    total.square_()\n")
+unscale_and_clip.change("mean_of_squares", over_ranks, f"{over_ranks}    total /= dist.get_world_size()\n")
 unscale_and_clip.change("largest_norm", "(total)\n    if", "(total, dist.ReduceOp.MAX)\n    if")
 unscale_and_clip.change("no_root", "total.sqrt()", "total")
 unscale_and_clip.change("sums_of_numbers", "gradient.square().sum()", "gradient.sum()", "total.sqrt()", "total.abs()")
 unscale_and_clip.change("each_tensor", "factor.clamp", "(max_norm / gradient.norm()).clamp")
 unscale_and_clip.change("multiplied", "gradient /= scale", "gradient *= scale")
-unscale_and_clip.change(
-    "elsewhere",
-    "    for gradient in gradients:\n        gradient /= scale",
-    "    gradients = [one / scale for one in gradients]",
-)
+unscale_and_clip.change("elsewhere", unscaled, "gradients = [one / scale for one in gradients]")
 unscale_and_clip.change("length_one", "max_norm / total.sqrt()", "1 / total.sqrt()")
 unscale_and_clip.change("never", ".clamp(max=1)", ".clamp(1, 1)")
 unscale_and_clip.change("always", ".clamp(max=1)", "")
