@@ -329,7 +329,7 @@ def times(factor: float) -> Any:
         (lambda tensor: (2 * tensor).double(), "than it should have"),
         (lambda tensor: (2 * tensor)[:, None], "than it should have"),
         (lambda tensor: tensor.mul_(2), "changes `tensor`"),
-        (lambda tensor: 2 * tensor + dist.get_rank(), "Only rank 0 has what it should have"),
+        (lambda tensor: 2 * tensor + dist.get_rank(), "not what was asked for"),
         (lambda tensor: tensor + 0.5, "not what was asked for"),
         (lambda tensor: tensor * float("nan"), "not what was asked for"),
         (lambda tensor: (one for one in tensor), "than it should have"),

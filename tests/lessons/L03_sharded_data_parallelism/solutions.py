@@ -38,6 +38,13 @@ def all_at_once(tensor: Tensor) -> Tensor:
 
 
 sending, wait = "sending: Any = dist.isend(pieces[to], to)", "sending.wait()"
+too_early: tuple[str, ...] = (
+    "dist.recv(",
+    "receiving = dist.irecv(",
+    "        total += arriving\n",
+    "        receiving.wait()\n",
+)
+too_early = *too_early, wait, f"total += arriving; {wait}"
 blocking: tuple[str, ...] = wait, "rank < distance and dist.send(pieces[to], to)"
 blocking += sending, "rank >= distance and dist.send(pieces[to], to)"
 batched: tuple[str, ...] = "in handles", "in dist.batch_isend_irecv(handles)", "dist.isend(", "dist.P2POp(dist.isend, "
@@ -228,6 +235,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.reduce_scatter: told(
         scattered,
         takes_from_the_whole_sum=("`all_reduce` at work", *alone, result, whole_sum),
+        adds_before_it_waits=("numbers that nobody has written", *too_early),
         adds_to_the_argument=("changes `tensor`", "pieces[rank].clone()", "pieces[rank]"),
         multiplies_its_own=("sends nothing", *alone, result, "return n * total"),
         returns_all_pieces=("than it should have", result, "return pieces"),
@@ -307,6 +315,11 @@ ACCIDENTS: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.reduce_scatter: told(
         scattered,
         sends_first=("somebody must receive first", sending, "dist.send(pieces[to], to)", wait, "pass"),
+        sends_to_its_neighbor=(
+            "Rank 0 has sent rank 1 a message that it does not",
+            "[to], to)",
+            "[to], (rank + 1) % n)",
+        ),
         buffer_of_another_dtype=("the dtype of what arrives", "torch.empty_like(total)", "torch.empty(len(total))"),
         knows_four_ranks=("tuple index out of range", "pieces[rank].clone()", "pieces[rank + 4].clone()"),
     ),
