@@ -5,9 +5,9 @@ published figures are left out, and why. Constants belong to devices and to phys
 
     published row  ->  model, cluster, plan  ->  estimate  ->  seconds      compared with      published seconds
 
-    left out    the device's matmul is the median of the *other* stacks of software that published on it: a prediction
-                for a machine that the planner has never seen
-    seen        it is the median of all stacks, as in the catalogue
+    left out    the device's matmul is fitted to the *other* stacks of software: a prediction for a machine that the
+                planner has never seen
+    seen        it is fitted to all stacks, as in the catalogue
     one row     the first row of a stack calibrates, the others are predicted: a prediction for your machine
     naive       FLOPs / (devices x peak), times one constant from the same first row
 
@@ -17,6 +17,7 @@ and no shapes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
@@ -32,14 +33,14 @@ from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, calibrate, es
 from course_lib.planner.bubbles import in_flight
 from course_lib.planner.calibrate import fraction_for
 from course_lib.planner.communication import ring_seconds
-from course_lib.planner.hardware import LINKS, half_width
+from course_lib.planner.hardware import DEVICES_APART, LINKS, SETUPS, STACKS, half_width
 from course_lib.planner.memory import RECIPES, layer_activations, model_state
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import Depth
 from course_lib.timeline import Timeline
 
 DATA = Path(__file__).with_name("published.json")
-NEXT_OF_KIN = {"V100": "A100", "A100": "H100", "H100": "A100", "B200": "H100"}  # if no stack is left
+CHIPS = "V100", "A100", "H100", "B200", "GB200", "GB300", "B300"  # neighbors are alike
 Row = dict[str, Any]
 
 
@@ -105,7 +106,7 @@ def published_seconds(row: Row) -> float:
     if row["unit"] == "model FLOPs utilization":
         return flops / (row["value"] * cluster.devices * cluster.spec.peak[plan_of(row).precision])
     if row["unit"] == "causal TFLOP/s per device":
-        flops -= 3 * model.layers * 2.0 * batch * model.sequence**2 * model.hidden
+        flops -= 3 * model.layers * 2.0 * batch * model.sequence**2 * model.attention_width
     else:
         flops += model.recomputed_flops(batch, plan_of(row).recompute)
     return flops / (row["value"] * 1e12 * cluster.devices)
@@ -126,10 +127,22 @@ def matmul_of(rows: list[Row]) -> float:
     return fraction_for(off)
 
 
-def matmul_of_chip(chip: str, without: str = "") -> float:
-    """The median matmul of the stacks that published on a chip. without: a stack's group to leave out."""
-    known = [matmul_of_stack(stack) for stack in steps() if stack[1] == chip and stack[0] != without]
-    return statistics.median(known) if known else matmul_of_chip(NEXT_OF_KIN[chip], without)
+@cache
+def matmul_of_chips(without: str = "") -> dict[str, float]:
+    """What a typical stack of software reaches on each chip. without: a stack's group to leave out.
+
+    What a stack reaches is its chip's matmul, times what its group's software makes of any chip, times chance. So a
+    group that published on two chips compares them, however good its software is. Least squares of logarithms, with
+    the spreads that the planner's intervals have: chance within a stack, groups, and chips that are neighbors.
+    """
+    known = [stack for stack in steps() if stack[0] != without]
+    groups = sorted({group for group, _ in known})
+    equations = [({chip: 1, group: 1}, math.log(matmul_of_stack((group, chip))), SETUPS) for group, chip in known]
+    equations += [({group: 1}, 0.0, STACKS) for group in groups]
+    equations += [({chip: 1, neighbor: -1}, 0.0, DEVICES_APART) for chip, neighbor in itertools.pairwise(CHIPS)]
+    left = [[terms.get(name, 0) / spread for name in (*CHIPS, *groups)] for terms, _, spread in equations]
+    found = np.linalg.lstsq(np.array(left), np.array([right / spread for _, right, spread in equations]), rcond=None)[0]
+    return {chip: math.exp(found[i]) for i, chip in enumerate(CHIPS)}
 
 
 @dataclass(frozen=True)
@@ -170,7 +183,7 @@ def _from_chips(leaving_out: bool) -> Iterator[Comparison]:
     for (group, chip), rows in steps().items():
         without = group if leaving_out else ""
         others = sum(stack[1] == chip and stack[0] != without for stack in steps())
-        matmul = matmul_of_chip(chip, without)
+        matmul = matmul_of_chips(without)[chip]
         yield from (compared(row, matmul, half_width(others)) for row in rows)
 
 
@@ -207,12 +220,12 @@ def naive() -> list[Comparison]:
     """All rows of each stack but the first, by FLOPs and one constant from the first."""
     found = []
     for first, *others in steps().values():
-        share = published_seconds(first) / _ideal_seconds(first)
-        found += [Comparison(row, published_seconds(row), share * _ideal_seconds(row)) for row in others]
+        share = published_seconds(first) / ideal_seconds(first)
+        found += [Comparison(row, published_seconds(row), share * ideal_seconds(row)) for row in others]
     return found
 
 
-def _ideal_seconds(row: Row) -> float:
+def ideal_seconds(row: Row) -> float:
     model, batch, cluster, plan = model_of(row), row["global_batch"], Cluster(**row["cluster"]), plan_of(row)
     flops = model.step_flops(batch) + model.recomputed_flops(batch, plan.recompute)
     return flops / (cluster.devices * cluster.spec.peak[plan.precision])
@@ -264,10 +277,12 @@ class Sweep:
 
 
 def sweeps() -> list[Sweep]:
+    """Runs of one release of a stack that differ in their plan alone, and not in their precision."""
     alike: dict[str, list[Row]] = {}
-    for (group, _), rows in steps().items():
+    for (group, chip), rows in steps().items():
         for row in rows:
-            same = f"{group}, {row['model']}, batch {row['global_batch']}, {Cluster(**row['cluster']).devices} devices"
+            where = f"{Cluster(**row['cluster']).devices} {chip}", plan_of(row).precision, row.get("release", "")
+            same = f"{group}, {row['model']}, batch {row['global_batch']}, {' '.join(where)}".rstrip()
             alike.setdefault(same, []).append(row)
     return [Sweep(name, rows) for name, rows in alike.items() if len(rows) > 1]
 
@@ -293,13 +308,13 @@ def whole_sweeps() -> dict[str, tuple[int, float]]:
 
 
 def fits() -> dict[str, bool]:
-    """Whether the planner agrees with each published run: it fits on its devices, or it ran out of memory."""
-    ran = {row["id"]: predict(row).fits for row in rows_of("step time", "memory")}
+    """Whether the planner allows what each published run did: what ran may fit, what ran out of memory may not."""
+    ran = {row["id"]: predict(row).fit != "does not fit" for row in rows_of("step time", "memory")}
     return ran | {row["id"]: not predict(row).fits for row in rows_of("out of memory")}
 
 
 def by_assumption() -> dict[str, Estimate]:
-    """Runs that fit only with an assumption that is not in their source, estimated without it."""
+    """Runs that fit for certain only with an assumption that is not in their source, estimated without it."""
     rows = [row for row in rows_of("step time") if "assumes" in row]
     return {row["id"]: predict({**row, "plan": {**row["plan"], **row["assumes"]}}) for row in rows}
 
@@ -501,6 +516,16 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def source_table() -> str:
+    """Mean errors and coverage by stack."""
+    lines = [f"{'stack':24} {'rows':>4} {'left out':>9} {'inside':>7} {'one row':>8} {'inside':>7}"]
+    for stack, rows in steps().items():
+        out, one = ([found for found in all_ if stack_of(found.row) == stack] for all_ in (left_out(), after_one_row()))
+        shown = [f"{summary(found).mean:.1%}   {coverage(found):4.0%}" for found in (out, one) if found]
+        lines.append(f"{' on '.join(stack):24} {len(rows):4}      " + "     ".join(shown))
+    return "\n".join(lines)
+
+
 def figure_table() -> str:
     lines = [f"{'figure':38} {'published':>13} {'planner':>13} {'error':>8}   unit and source"]
     for one in figures():
@@ -518,7 +543,7 @@ def report() -> str:
     """The report: first the predictions for machines never seen, then the rest."""
     outside = sum(not one.is_within_tolerance for one in figures())
     wrong = [name for name, is_right in fits().items() if not is_right]
-    chips = ", ".join(f"{chip} {matmul_of_chip(chip):.3f}" for chip in NEXT_OF_KIN)
+    chips = ", ".join(f"{chip} {matmul:.3f}" for chip, matmul in matmul_of_chips().items())
     worst = max(after_one_row(), key=lambda one: abs(one.error)).row
     whole = ", ".join(f"{model} {regret:.1%} of {n} plans" for model, (n, regret) in whole_sweeps().items())
     own = ", ".join(f"{model} with tp={tp} {error:.1%}" for (model, tp), error in sorted(least_errors().items()))
@@ -531,8 +556,8 @@ def report() -> str:
             f"... by FLOPs and a constant:  {summary(naive())}",
             f"vTrain's steps from any law:  {own}",
             f"seen, as the catalogue is:    {summary(seen())}",
-            f"matmul, median of stacks:     {chips}",
-            f"published runs that fit or ran out of memory as they did: {len(fits()) - len(wrong)} of {len(fits())}"
+            f"matmul of a typical stack:    {chips}",
+            f"published runs that may fit or run out of memory as they did: {len(fits()) - len(wrong)} of {len(fits())}"
             + (f"; not {', '.join(wrong)}" if wrong else "")
             + f"; by an assumption of ours: {', '.join(by_assumption())}",
             f"regret among all of vTrain's steps of one model: {whole}",

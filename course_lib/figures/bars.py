@@ -35,7 +35,7 @@ def bars_panel(
     for row, (name, parts) in enumerate(values.items()):
         for bar in stacked(name, parts, styles, write, unit, row + 0.5, BAR / PITCH, is_across=True):
             marks += cut(bar, limit[0] / unit) if limit else [bar]
-        if ranges:
+        if ranges and name in ranges:
             low, high = ranges[name]
             tip = f"{name}, {LIKELY}: {write(low)} to {write(high)}"
             # Below the bar, where it covers no number.

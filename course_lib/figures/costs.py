@@ -12,7 +12,7 @@ from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import LIKELY, STYLES, Style
 from course_lib.figures.picture import Picture, Row
 from course_lib.planner import Estimate, Memory
-from course_lib.planner.memory import memory_of
+from course_lib.planner.memory import FITS, Fit, memory_of
 
 if TYPE_CHECKING:
     from course_lib.instruments.ledger import Bytes
@@ -50,17 +50,30 @@ def memory_by_part(
 ) -> Picture:
     """Draw the memory of devices by part: a bar for each name, and the capacity of a device.
 
+    What is planned has a range: from what lean software needs to what plain software does.
+
     bars: planned (`estimate.memory`, or all of `devices(estimate)`) or counted by a ledger (`ledger.peak.held`).
     """
     held, origins = _parts_by_bar(bars)
-    largest = max(capacity or 0, *(sum(parts.values()) for parts in held.values()))
+    planned = {name: one for name, one in zip(held, bars.values(), strict=True) if isinstance(one, Memory)}
+    ranges = {name: (one.low, one.high) for name, one in planned.items()}
+    largest = max(
+        capacity or 0, *(sum(parts.values()) for parts in held.values()), *(high for _, high in ranges.values())
+    )
     axis, unit = Axis.in_unit("memory of one device", largest, MEMORY, 6, room=1.04)
     styles = _used(MEMORY_PARTS, held)
     limit = (capacity, f"a device has {memory_size(capacity)}") if capacity else None
-    panel = bars_panel(held, styles, axis, width, memory_size, unit, limit)
-    chart = Chart([panel], origins, title, width, styles)
-    rows = [_memory_row(name, parts, styles, capacity) for name, parts in held.items()]
-    return Picture.of(chart, _memory_summary(held, capacity), rows)
+    panel = bars_panel(held, styles, axis, width, memory_size, unit, limit, ranges)
+    chart = Chart([panel], origins, title, width, {**styles, **({LIKELY: None} if ranges else {})})
+    fits = {name: _fit(parts, planned.get(name), capacity) for name, parts in held.items()} if capacity else {}
+    rows = [_memory_row(name, parts, styles, fits.get(name)) for name, parts in held.items()]
+    return Picture.of(chart, _memory_summary(held, capacity, fits), rows)
+
+
+def _fit(parts: Mapping[str, float], planned: Memory | None, capacity: float) -> Fit:
+    if planned:
+        return planned.fit(capacity)
+    return "fits" if sum(parts.values()) <= capacity else "does not fit"
 
 
 def _parts_by_bar(bars: Mapping[str, Memory | Bytes]) -> tuple[Parts, set[str]]:
@@ -108,10 +121,11 @@ def _used(styles: Mapping[str, Style], values: Parts) -> dict[str, Style]:
 
 def _time_parts(estimate: Estimate) -> dict[str, float]:
     parts = estimate.step_time.parts
-    return {part: parts["tensor"] + parts["context"] if part == "inside" else parts[part] for part in TIME_PARTS}
+    inside = parts["tensor"] + parts["context"] + parts["experts"]
+    return {part: inside if part == "inside" else parts[part] for part in TIME_PARTS}
 
 
-def _memory_summary(held: Parts, capacity: float | None) -> str:
+def _memory_summary(held: Parts, capacity: float | None, fits: Mapping[str, Fit]) -> str:
     totals = {name: sum(parts.values()) for name, parts in held.items()}
     fullest, most = max(totals.items(), key=itemgetter(1))
     part, size = max(held[fullest].items(), key=itemgetter(1))
@@ -119,17 +133,17 @@ def _memory_summary(held: Parts, capacity: float | None) -> str:
     text = f"{who} {memory_size(most)}, most of it ({percent(size / most)}) {MEMORY_PARTS[part].label}"
     if capacity is None:
         return f"{text}."
-    over = sum(total > capacity for total in totals.values())
-    fits, not_fits = (
-        ("it fits", "it does not fit") if len(held) == 1 else ("all of them fit", f"{over} of {len(held)} do not fit")
-    )
-    return f"{text}; a device has {memory_size(capacity)}, so {not_fits if over else fits}."
+    worst = max(fits.values(), key=FITS.index)
+    alike = sum(fit == worst for fit in fits.values())
+    several = f"all of them {worst}" if alike == len(held) else f"{alike} of {len(held)} {worst}"
+    verdict = f"it {worst}" if len(held) == 1 else several.replace("fits", "fit").replace("does", "do")
+    return f"{text}; a device has {memory_size(capacity)}, so {verdict}."
 
 
-def _memory_row(name: str, parts: Mapping[str, float], styles: Mapping[str, Style], capacity: float | None) -> Row:
+def _memory_row(name: str, parts: Mapping[str, float], styles: Mapping[str, Style], fit: Fit | None) -> Row:
     total = sum(parts.values())
     row = {"device": name, **{style.label: memory_size(parts[part]) for part, style in styles.items()}}
-    return {**row, "all": memory_size(total), **({"fits": total <= capacity} if capacity else {})}
+    return {**row, "all": memory_size(total), **({"fits": fit} if fit else {})}
 
 
 def _time_summary(times: Parts, fastest: str) -> str:

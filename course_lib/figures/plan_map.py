@@ -31,15 +31,16 @@ def plan_map(
 
     by: the meaning of the color of a dot, "tp", "zero" or "recompute".  marked: plans to label, by their labels.
 
-    The line is the Pareto front, the plans that no other plan beats in both; plans left of the dashed line fit. The two
-    ends of the front have intervals: an error in the machine's figures makes all plans slower or faster together.
+    The line is the Pareto front, the plans that no other plan beats in both. Plans left of the dashed line fit, with
+    lean software at least, and the darker ones with any. The two ends of the front have intervals: an error in the
+    machine's figures makes all plans slower or faster together.
     """
     clouds = list(_clouds(found, by))
     legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
     legend |= {BEST: FRONT, **dict.fromkeys(marked or {}, MARKED), LIKELY: None}
     chart = Chart([_panel(found, clouds, marked or {})], {"modelled"}, title, width, legend)
     rows = (
-        (plan_in_words(one.plan), step.total, f"{step.low:.4g} to {step.high:.4g}", one.memory.total / GiB, one.fits)
+        (plan_in_words(one.plan), step.total, f"{step.low:.4g} to {step.high:.4g}", one.memory.total / GiB, one.fit)
         for one in found.pareto
         for step in [one.step_time]
     )
@@ -67,7 +68,7 @@ def _panel(found: Found, clouds: list[Cloud], marked: Mapping[str, Estimate]) ->
 
 
 def _clouds(found: Found, by: str) -> Iterator[Cloud]:
-    """A cloud for each value of `by`, plans that fit darker than the others."""
+    """A cloud for each value of `by`, plans that fit for certain darker than the others."""
     if by not in COLORED:
         raise ValueError(f"by is {by!r}; it is one of {', '.join(map(repr, COLORED))}")
     values = sorted({getattr(one.plan, by) for one in found})
@@ -86,7 +87,7 @@ def _range(one: Estimate) -> Range:
 
 
 def _named(one: Estimate) -> str:
-    return plan_in_words(one.plan) + ("" if one.fits else ", does not fit")
+    return plan_in_words(one.plan) + ("" if one.fits else f", {one.fit}")
 
 
 def _in_words(one: Estimate) -> str:
@@ -94,10 +95,10 @@ def _in_words(one: Estimate) -> str:
 
 
 def _summary(found: Found) -> str:
-    fitting = sum(one.fits for one in found)
-    text = f"{fitting:,} of {len(found):,} plans fit into {memory_size(found[0].capacity)}"
+    fitting, may = (sum(one.fit == fit for one in found) for fit in ("fits", "may fit"))
+    text = f"{fitting:,} of {len(found):,} plans fit into {memory_size(found[0].capacity)}, and {may:,} more may"
     smallest = found.pareto[-1]
-    if not fitting:
+    if not fitting + may:
         return f"{text}; the smallest is {_in_words(smallest)}."
     text = f"{text}; the fastest of them is {_in_words(found.best)}; the smallest of all is {_in_words(smallest)}."
     return f"{text} {found.best.interval}"

@@ -15,7 +15,7 @@
 from course_lib.planner.calibrate import calibrate
 from course_lib.planner.estimate import Estimate, Flow, StepTime, estimate
 from course_lib.planner.hardware import DEVICES, LINKS, Cluster, Device, Interconnect
-from course_lib.planner.memory import Memory
+from course_lib.planner.memory import Fit, Memory
 from course_lib.planner.search import Found, search
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import ModelSpec, Plan

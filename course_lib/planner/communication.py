@@ -106,6 +106,20 @@ def ring_through_nodes(op: str, n_bytes: float, group: Group, cluster: Cluster) 
     return seconds - ROUNDS[op] * (group.size - group.nodes) * (link.latency - inside.latency)
 
 
+def all_to_all(n_bytes: float, copies: int, ranks: Group, cluster: Cluster) -> tuple[float, float]:
+    """Bytes that one member sends in an all-to-all and its seconds, with n_bytes of tokens for `copies` experts each.
+
+    A token travels once to each node and there once to each device with one of its experts, as in DeepEP (DeepSeek-AI
+    2024, "DeepSeek-V3 Technical Report", section 3.2.2); all of them are equally likely. Both links are in use at once.
+    """
+    inside, across = (
+        n_bytes * (1 - 1 / neighbors) * places * (1 - (1 - 1 / places) ** copies)  # of so many places a token reaches
+        for neighbors, places in ((ranks.per_node, ranks.size), (ranks.nodes, ranks.nodes))
+    )
+    links = (inside, cluster.inside_link), (across, cluster.between_link)
+    return inside + across, max([0.0, *(message_seconds(sent, link) for sent, link in links if sent)])
+
+
 def message_seconds(n_bytes: float, link: Interconnect) -> float:
     """The time of a message from one device to another."""
     return link.launch + link.latency + n_bytes / link.achieved

@@ -14,6 +14,10 @@ them on average. When its inner loop of k steps is done, a tile of n numbers is 
 the memory bandwidth, in the time of K0 = peak / bandwidth steps of 2 n operations. The more a device computes for each
 byte it moves, the longer k has to be.
 
+In 8 and 4 bits these products take a half and a quarter of the time, and casting to them is one more small kernel:
+"fp8" has a scale for each tensor, "mxfp8" for 32 numbers, "nvfp4" for 16. Everything else stays in 16 bits: attention,
+norms, embeddings, logits, gradients; and in 32 bits the optimizer with its master weights.
+
 NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantization).
 """
 
@@ -23,15 +27,23 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from course_lib.planner.hardware import Device
-from course_lib.planner.spec import ModelSpec, Slice
+from course_lib.planner.spec import Matrix, ModelSpec, Slice
 
 TILE = 128 * 256  # results that one core computes at a time: the large tile of vendors' libraries
 WAVE = 0.5  # the part of the last wave of tiles that is idle on average
 # Factor on the bytes where small kernels are not fused: fusing made 175B 19% faster (SC21 paper, section 5.8).
 UNFUSED = 3.5
+# Reads and writes of each routed copy: sorted by device, then by expert; back by device, and summed up for its token.
+ROUTING = 7
+# Seconds that a device waits for its host in a layer with experts, and twice that in backward: the host has to learn
+# how many tokens each expert received before it can launch their products. Fitted to the median of published steps.
+ROUTING_WAIT = 0.5e-3
 KERNEL = 4e-6  # seconds that a kernel needs to begin and end
 BACKWARD_BYTES = 1.5  # a kernel that reads x and writes y forward, reads x and dy and writes dx backward
-SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}  # bytes of an activation; fp8 is for products only
+SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2, "mxfp8": 2, "nvfp4": 2}  # bytes of an activation
+# Bytes that are moved to cast one number: read for its scale, read to cast, written by rows for one product and by
+# columns for another. At least 6, 4 and 5. Fitted to the published steps of Megatron Bridge and DGX Cloud together.
+CAST = {"fp8": 8, "mxfp8": 11, "nvfp4": 14}
 
 
 class Product(NamedTuple):
@@ -71,36 +83,65 @@ class LayerTimes(NamedTuple):
 
 def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     """One layer on one of tp x cp devices, from the shapes of what each of them computes."""
-    tp, precision = cut.tp, cut.precision
+    precision = cut.precision
     tokens = cut.micro_batch * model.sequence / cut.cp
     attention, attention_backward = _attention(model, device, cut)
-    products = [
-        Product(tokens, (model.hidden + 2 * model.key_value_width) / tp, model.hidden),
-        Product(tokens, model.hidden, model.hidden / tp),
-        Product(tokens, model.up_width / tp, model.hidden),
-        Product(tokens, model.hidden, model.ffn_width / tp),
-    ]
+    products = [*(product_of(matrix, tokens, cut) for matrix in model.matrices), *_expert_products(model, cut)]
     small = small_kernel_seconds(_layer_bytes(model, cut, tokens), device, cut)
+    cast, cast_backward = _cast_seconds(model, device, cut)
+    waits = ROUTING_WAIT if model.experts else 0.0
     # Gradients of biases and norms are sums over all tokens, so what comes in from above is read once more.
-    summed = 4 * model.hidden + (sum(p.n for p in products) if model.biases else 0)
+    summed = 4 * model.hidden + (sum(p.n for p in products if p.m == tokens) if model.biases else 0)
     bias = streaming_seconds(SIZE[precision] * tokens * summed, device)
     forward = sum(product_seconds(p, device, precision) for p in products)
-    inputs = sum(product_seconds(Product(p.m, p.k, p.n), device, precision) for p in products)
-    weights = sum(product_seconds(Product(p.k, p.n, p.m), device, precision) for p in products)
+    inputs = sum(product_seconds(Product(p.m, p.k, p.n, p.batch), device, precision) for p in products)
+    weights = sum(product_seconds(Product(p.k, p.n, p.m, p.batch), device, precision) for p in products)
     # The gradients of a micro-batch are added to those of the ones before: two reads and a write, and one write before.
-    added = streaming_seconds(4 * SIZE[precision] * sum(p.k * p.n for p in products), device)
+    added = streaming_seconds(4 * SIZE[precision] * sum(p.k * p.n * p.batch for p in products), device)
     return LayerTimes(
-        forward + attention + small + 6 * KERNEL,
-        inputs + attention_backward + BACKWARD_BYTES * small + 9 * KERNEL,
+        forward + attention + small + cast + 6 * KERNEL + waits,
+        inputs + attention_backward + cast_backward + BACKWARD_BYTES * small + 9 * KERNEL + 2 * waits,
         weights + added + bias,
         small_kernel_seconds(_pointwise_bytes(model, cut, tokens), device, cut) if model.flash_attention else attention,
     )
 
 
+def product_of(matrix: Matrix, tokens: float, cut: Slice) -> Product:
+    """The product of one device. What tensor ranks do not cut they share by positions, if they share those at all."""
+    by_positions = cut.tp if cut.sequence_parallel else 1
+    m, n, k = {"columns": (1, cut.tp, 1), "rows": (1, 1, cut.tp), "": (by_positions, 1, 1)}[matrix.cut]
+    return Product(tokens / m, matrix.outputs / n, matrix.inputs / k)
+
+
+def routed_tokens(model: ModelSpec, cut: Slice) -> float:
+    """Copies of tokens that the experts of the busiest device receive in one micro-batch: top-k for each token."""
+    return model.active_experts * model.imbalance * cut.micro_batch * model.sequence / (cut.cp * cut.tp)
+
+
+def _expert_products(model: ModelSpec, cut: Slice) -> list[Product]:
+    """The products of a device's experts, each with an equal part of the copies."""
+    here, copies = model.experts // cut.ep, routed_tokens(model, cut)
+    return [Product(copies / here, one.outputs, one.inputs, here) for one in model.mlp(model.expert_ffn) if here]
+
+
+def _cast_seconds(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, float]:
+    """Seconds forward and backward of casting to 8 or 4 bits: what goes into products, and gradients of what comes out.
+
+    Tensor ranks share it: what they gather they cast before. Weights are cast once in a step, which is not counted.
+    """
+    if cut.precision not in CAST:
+        return 0.0, 0.0
+    tokens, experts = cut.micro_batch * model.sequence / (cut.cp * cut.tp), _expert_products(model, cut)
+    inputs = tokens * sum(one.inputs for one in model.matrices) + sum(p.m * p.k * p.batch for p in experts)
+    outputs = tokens * sum(one.outputs for one in model.matrices) + sum(p.m * p.n * p.batch for p in experts)
+    n_bytes = CAST[cut.precision]
+    return streaming_seconds(n_bytes * inputs, device), streaming_seconds(n_bytes * outputs, device)
+
+
 def _attention(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, float]:
     """Seconds forward and backward of the attention itself, between the projections."""
     precision = product_precision(cut)
-    heads, width = cut.micro_batch * model.heads / cut.tp, model.hidden // model.heads
+    heads, width = cut.micro_batch * model.heads / cut.tp, model.attention_width // model.heads
     rows = model.sequence / cut.cp
     scores = Product(rows, model.sequence, width, heads)
     # One kernel, which skips the masked half; backward recomputes the scores: 5 products, not 2.
@@ -123,19 +164,21 @@ def _layer_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
     queries, keys, values and what attention makes of them are laid out anew; the MLP's activation function.
     """
     sums = (6 + (1 if model.dropout else 0)) * model.hidden / (cut.tp if cut.sequence_parallel else 1)
-    layout = 2 * (2 * model.hidden + 2 * model.key_value_width) / cut.tp
-    return SIZE[cut.precision] * tokens * (sums + layout) + _pointwise_bytes(model, cut, tokens)
+    layout = 2 * (2 * model.attention_width + 2 * model.key_value_width) / cut.tp
+    moved = tokens * (sums + layout) + ROUTING * routed_tokens(model, cut) * model.hidden
+    return SIZE[cut.precision] * moved + _pointwise_bytes(model, cut, tokens)
 
 
 def _pointwise_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
     """Bytes of the two norms and the activation function."""
     norms = 4 * model.hidden / (cut.tp if cut.sequence_parallel else 1)
-    return SIZE[cut.precision] * tokens * (norms + (model.up_width + model.ffn_width) / cut.tp)
+    experts = routed_tokens(model, cut) * (2 + model.gated_mlp) * model.expert_ffn
+    return SIZE[cut.precision] * (tokens * (norms + (model.up_width + model.mlp_width) / cut.tp) + experts)
 
 
 def product_precision(cut: Slice) -> str:
-    """8 bits are for the four large products of a layer; attention and logits stay at 16."""
-    return "bf16" if cut.precision == "fp8" else cut.precision
+    """8 and 4 bits are for a layer's products with weights; attention and logits stay at 16."""
+    return "bf16" if cut.precision in CAST else cut.precision
 
 
 def streaming_seconds(n_bytes: float, device: Device) -> float:

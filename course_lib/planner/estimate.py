@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from course_lib.planner import explain
 from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
-from course_lib.planner.communication import Group, bytes_sent, collective_seconds, group, message_seconds
-from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
-from course_lib.planner.hardware import Cluster, Interconnect
-from course_lib.planner.memory import Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
+from course_lib.planner.communication import Group, all_to_all, bytes_sent, collective_seconds, group, message_seconds
+from course_lib.planner.compute import SIZE, LayerTimes, layer_times, logits_times, streaming_seconds
+from course_lib.planner.hardware import NINETY_PERCENT, Cluster, Interconnect
+from course_lib.planner.memory import Fit, Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
 from course_lib.timeline import Timeline
@@ -28,6 +28,10 @@ from course_lib.timeline import Timeline
 # The share of overlappable traffic that is really hidden: it takes cores and memory bandwidth from the computation, and
 # its first and last pieces have nothing to hide behind. Fitted to all published steps together.
 HIDES = 0.5
+# How much further steps of mixtures of experts lie from estimates than others: a standard deviation of the logarithm.
+ROUTED_APART = 0.3
+# Bytes of a parameter that is gathered in 8 bits, as by Megatron Core (fp8_param_gather), which gathers none in 4.
+GATHERED = {"fp8": 1, "mxfp8": 1}
 NOTHING = Work(0.0, 0.0, 0.0)
 
 
@@ -54,6 +58,7 @@ class StepTime(NamedTuple):
     recompute: float
     tensor: float
     context: float
+    experts: float
     pipeline: float
     bubble: float
     data: float
@@ -78,7 +83,7 @@ class StepTime(NamedTuple):
 
     @property
     def total(self) -> float:
-        traffic = self.tensor + self.context + self.pipeline + self.data
+        traffic = self.tensor + self.context + self.pipeline + self.data + self.experts
         return self.compute + self.recompute + traffic + self.bubble + self.optimizer
 
 
@@ -95,8 +100,14 @@ class Estimate:
     flows: dict[str, Flow]
 
     @property
+    def fit(self) -> Fit:
+        """Whether it "fits" with any software, "may fit" with lean software, or "does not fit"."""
+        return self.memory.fit(self.capacity)
+
+    @property
     def fits(self) -> bool:
-        return self.memory.total <= self.capacity
+        """Whether it fits with any software."""
+        return self.fit == "fits"
 
     @property
     def capacity(self) -> float:
@@ -128,8 +139,8 @@ class Estimate:
 
     @property
     def interval(self) -> str:
-        """The interval in words: its origin, and the features of this plan that no published step has."""
-        return explain.interval(self.plan, self.step_time.low, self.step_time.high, self.cluster)
+        """The interval in words: its origin, and whether published steps are like this one or it is extrapolated."""
+        return explain.interval(self.model, self.plan, self.step_time.low, self.step_time.high, self.cluster)
 
     @property
     def mfu(self) -> float:
@@ -175,6 +186,7 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
     flows = {
         "tensor": _scaled(layer.tensor, work),
         "context": _scaled(layer.context, work),
+        "experts": _scaled(layer.experts, work),
         "pipeline": _pipeline_flow(model, cluster, plan, m, pace.lead),
         "data": _data_flow(model, cluster, plan, m, pace),
     }
@@ -182,8 +194,8 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
         compute=work * layer.compute + m * pace.logits,
         recompute=work * layer.again,
         bubble=bubble_seconds(plan, m, pace.slowest, pace.others) if plan.pp > 1 else 0.0,
-        optimizer=_optimizer_seconds(cluster, plan, pace.parameters),
-        spread=cluster.spread,
+        optimizer=_optimizer_seconds(cluster, plan, pace),
+        spread=math.hypot(cluster.spread, NINETY_PERCENT * ROUTED_APART if model.experts else 0.0),
         **{name: flow.exposed for name, flow in flows.items()},
     )
     flows = {name: flow for name, flow in flows.items() if flow.seconds}
@@ -202,26 +214,28 @@ class LayerCost(NamedTuple):
     again: float
     tensor: Flow
     context: Flow
+    experts: Flow
 
 
 @lru_cache(maxsize=4096)
 def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
     times = layer_times(model, cluster.spec, cut)
-    once, back, hidden, n_bytes = _tensor_traffic(model, cluster, cut, times.weight_grad, times.backward)
-    saved = hidden * HIDES
+    (seconds, once), (seconds_back, back), n_bytes = _tensor_traffic(model, cluster, cut, times)
     forwards = cut.forwards
-    tensor = Flow(n_bytes, _link(cluster, cut.tp).name, forwards * once + back, forwards * once + back - saved)
+    tensor = Flow(n_bytes, _link(cluster, cut.tp).name, forwards * seconds + seconds_back, forwards * once + back)
     gather, context_bytes = _context_traffic(model, cluster, cut)
     passes = (forwards + 2) * gather
     context = Flow(context_bytes, _link(cluster, cut.tp * cut.cp).name, passes, passes)
+    experts = _expert_flow(model, cluster, cut, times.forward + times.backward)
+    routed = experts.exposed / (forwards + 1)
     again = cut.recomputed * {"none": 0.0, "selective": times.selective, "full": times.forward}[cut.recompute]
     work = Work(
-        times.forward + once + gather,
-        times.backward + again + (forwards - 1) * (once + gather) + back - saved + 2 * gather,
+        times.forward + once + gather + routed,
+        times.backward + again + (forwards - 1) * (once + gather) + back + 2 * gather + forwards * routed,
         times.weight_grad,
     )
     logits = Work(*logits_times(model, cluster.spec, cut))
-    return LayerCost(work, logits, times.forward + times.backward + times.weight_grad, again, tensor, context)
+    return LayerCost(work, logits, times.forward + times.backward + times.weight_grad, again, tensor, context, experts)
 
 
 def _link(cluster: Cluster, span: int) -> Interconnect:
@@ -230,24 +244,33 @@ def _link(cluster: Cluster, span: int) -> Interconnect:
 
 
 def _tensor_traffic(
-    model: ModelSpec, cluster: Cluster, cut: Slice, weight_grad: float, backward: float
-) -> tuple[float, float, float, float]:
-    """A layer's tensor traffic: seconds forward and backward, the part that can be hidden, and bytes sent.
+    model: ModelSpec, cluster: Cluster, cut: Slice, times: LayerTimes
+) -> tuple[tuple[float, float], tuple[float, float], float]:
+    """A layer's tensor traffic: seconds and exposed seconds, forward and backward, and bytes sent.
 
-    Two all-reduces forward, two backward (Megatron's g and f). The backward ones sum gradients of inputs, so they can
-    run while the gradients of the weights are computed. Sequence parallelism splits each all-reduce into an
-    all-gather and a reduce-scatter of the same size in all, and gathers the inputs of products again in backward.
+    Two all-reduces forward, two backward (Megatron's g and f); one each where routed experts, which are not cut, are
+    the only MLP. The backward ones sum gradients of inputs, so they can run while the gradients of the weights are
+    computed. Sequence parallelism splits each all-reduce into an all-gather and a reduce-scatter of the same size in
+    all, and gathers the inputs of products again in backward. Each has a product beside it, which can begin with the
+    first piece that is gathered and scatter the first that is done.
     """
     ranks = group(cut.tp, 1, cluster.devices_per_node)
-    n_bytes = _hidden_states(model, cut)
-    sent = (cut.forwards + 1) * 2 * bytes_sent("all_reduce", n_bytes, cut.tp)
+    n_bytes, blocks = _hidden_states(model, cut), 1 + (model.mlp_width > 0)
+    sent = (cut.forwards + 1) * blocks * bytes_sent("all_reduce", n_bytes, cut.tp)
     if not cut.sequence_parallel:
-        both = 2 * collective_seconds("all_reduce", n_bytes, ranks, cluster)
-        return both, both, min(both, weight_grad) if cut.hides_tensor else 0.0, sent
-    gather = 2 * collective_seconds("all_gather", n_bytes, ranks, cluster)
-    scatter = 2 * collective_seconds("reduce_scatter", n_bytes, ranks, cluster)
-    hidden = min(scatter, weight_grad) + min(gather, backward) if cut.hides_tensor else 0.0
-    return gather + scatter, 2 * gather + scatter, hidden, sent + 2 * bytes_sent("all_gather", n_bytes, cut.tp)
+        both = blocks * collective_seconds("all_reduce", n_bytes, ranks, cluster)
+        return (both, both), (both, _exposed(both, times.weight_grad, cut)), sent
+    gather = blocks * collective_seconds("all_gather", n_bytes, ranks, cluster)
+    scatter = blocks * collective_seconds("reduce_scatter", n_bytes, ranks, cluster)
+    once, back = gather + scatter, 2 * gather + scatter
+    forward = once, _exposed(once, times.forward, cut)
+    backward = back, _exposed(back, times.backward + times.weight_grad, cut)
+    return forward, backward, sent + blocks * bytes_sent("all_gather", n_bytes, cut.tp)
+
+
+def _exposed(seconds: float, behind: float, cut: Slice) -> float:
+    """The exposed part of tensor traffic that may run during `behind` seconds of computation."""
+    return seconds - HIDES * min(seconds, behind) if cut.hides_tensor else seconds
 
 
 def _context_traffic(model: ModelSpec, cluster: Cluster, cut: Slice) -> tuple[float, float]:
@@ -262,6 +285,18 @@ def _context_traffic(model: ModelSpec, cluster: Cluster, cut: Slice) -> tuple[fl
     return seconds, (cut.forwards + 2) * bytes_sent("all_gather", n_bytes, cut.cp)
 
 
+def _expert_flow(model: ModelSpec, cluster: Cluster, cut: Slice, computing: float) -> Flow:
+    """A layer's all-to-alls for one micro-batch: tokens to their experts and back, and the same for their gradients.
+
+    Each takes as long as the busiest rank. Hidden ones run during the computation of another micro-batch.
+    """
+    ranks, passes = group(cut.ep, 1, cluster.devices_per_node), 2 * (cut.forwards + 1)
+    sent, one = all_to_all(_hidden_states(model, cut) / cut.tp, model.active_experts, ranks, cluster)
+    seconds = passes * model.imbalance * one
+    hidden = HIDES * min(seconds, computing) if cut.hides_experts else 0.0
+    return Flow(passes * sent, _link(cluster, cut.ep).name, seconds, seconds - hidden)
+
+
 def _scaled(flow: Flow, times: float) -> Flow:
     return Flow(flow.bytes * times, flow.link, flow.seconds * times, flow.exposed * times)
 
@@ -270,7 +305,8 @@ class SlowestRank(NamedTuple):
     """The work of the slowest pipeline rank for a micro-batch. Many plans share it.
 
     layers: on that rank.  others: seconds of all other ranks together.  logits: seconds on that rank.  lead: how much
-    longer the last rank takes than the others, if it is the slowest.  parameters: on the device that holds most.
+    longer the last rank takes than the others, if it is the slowest.  parameters: on the device that holds most,
+    without those of routed experts.
     """
 
     layer: LayerCost
@@ -280,20 +316,22 @@ class SlowestRank(NamedTuple):
     logits: float
     lead: float
     parameters: int
+    routed: int
 
 
 @lru_cache(maxsize=4096)
 def _pace(model: ModelSpec, cluster: Cluster, cut: Slice, depth: Depth) -> SlowestRank:
     layer = layer_cost(model, cluster, cut)
-    logits, found, parameters = layer.logits, [], 0
+    logits, found, parameters, routed = layer.logits, [], 0, 0
     for rank in candidates(model, depth):
         held, layers, _, has_logits = rank_shape(model, depth, rank)
         found.append((work_of(layers, layer.work, logits if has_logits else NOTHING), layers, has_logits))
         parameters = max(parameters, share(held.cut, cut.tp) + held.whole)
+        routed = max(routed, held.routed // cut.ep)
     slowest, layers, has_logits = max(found, key=lambda one: one[0].total)
     others = model.layers * layer.work.total + logits.total - slowest.total
     lead = slowest.total - others / (depth.pp - 1) if has_logits and depth.pp > 1 else 0.0
-    return SlowestRank(layer, layers, slowest, others, sum(logits) if has_logits else 0.0, lead, parameters)
+    return SlowestRank(layer, layers, slowest, others, sum(logits) if has_logits else 0.0, lead, parameters, routed)
 
 
 def work_of(layers: int, layer: Work, logits: Work = NOTHING) -> Work:
@@ -336,15 +374,15 @@ def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Slo
     Traffic that is ready while there is still something to compute can be hidden: the last micro-batch's gradients
     during its backward, except for one layer's, and gathered parameters during a forward.
     """
-    shards = group(plan.sharing, plan.tp, cluster.devices_per_node)
-    copies = group(plan.dp * plan.cp // plan.sharing, plan.tp * plan.sharing, cluster.devices_per_node)
-    links = cluster.inside_link if shards.nodes == copies.nodes == 1 else cluster.between_link
+    operations = _summed_over(cluster, plan, m, pace.parameters, plan.tp, plan.sharing)
+    if pace.routed:
+        operations += _summed_over(cluster, plan, m, pace.routed, plan.ep, plan.expert_sharing)
+    inside = all(members.nodes == 1 for members, *_ in operations)
+    links = cluster.inside_link if inside else cluster.between_link
     n_bytes = taken = exposed = 0.0
     layers = max(pace.layers, 1)
     free = {"forward": pace.slowest.forward, "backward": pace.slowest.backward + pace.slowest.weight_grad}
-    operations = [(shards, pace.parameters, *operation) for operation in _data_operations(plan, m)]
-    whole = share(pace.parameters, plan.sharing), "all_reduce", recipe(plan).gradient, 1, "backward"
-    for members, numbers, op, size, times, behind in [*operations, (copies, *whole)]:
+    for members, numbers, op, size, times, behind in operations:
         if members.size > 1:
             pieces = layers if plan.zero == 3 and op != "all_reduce" else 1  # which gathers layer by layer
             seconds = pieces * collective_seconds(op, size * numbers / pieces, members, cluster)
@@ -360,9 +398,20 @@ def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Slo
     return Flow(n_bytes, links.name, taken, exposed)
 
 
+def _summed_over(
+    cluster: Cluster, plan: Plan, m: int, parameters: int, stride: int, sharing: int
+) -> list[tuple[Group, int, str, int, int, str]]:
+    """The collectives of parameters whose replicas are `stride` devices apart; groups of `sharing` shard them."""
+    shards = group(sharing, stride, cluster.devices_per_node)
+    replicas = plan.dp * plan.cp * plan.tp // stride
+    copies = group(replicas // sharing, stride * sharing, cluster.devices_per_node)
+    whole = copies, share(parameters, sharing), "all_reduce", recipe(plan).gradient, 1, "backward"
+    return [*((shards, parameters, *operation) for operation in _data_operations(plan, m)), whole]
+
+
 def _data_operations(plan: Plan, m: int) -> list[tuple[str, int, int, str]]:
     """The collectives of a step: operation, bytes of a number, how often, and the computation that can hide them."""
-    size, activation = recipe(plan).gradient, SIZE[plan.precision]
+    size, activation = recipe(plan).gradient, GATHERED.get(plan.precision, SIZE[plan.precision])
     rounds = m // plan.pp if plan.schedule == "interleaved_1f1b" else m  # which has pp of a stage after each other
     return {
         0: [("all_reduce", size, 1, "backward")],
@@ -373,10 +422,11 @@ def _data_operations(plan: Plan, m: int) -> list[tuple[str, int, int, str]]:
     }[plan.zero]
 
 
-def _optimizer_seconds(cluster: Cluster, plan: Plan, parameters: int) -> float:
+def _optimizer_seconds(cluster: Cluster, plan: Plan, pace: SlowestRank) -> float:
     """Seconds of Adam, which computes little and moves much: the state is read and written, gradients are read twice
     (once for their norm) and cleared, parameters written."""
     size = recipe(plan)
-    mine = share(parameters, plan.sharing) if plan.zero else parameters
+    parameters = pace.parameters + pace.routed
+    mine = share(pace.parameters, plan.sharing) + share(pace.routed, plan.expert_sharing) if plan.zero else parameters
     moved = mine * (2 * size.optimizer + 2 * size.gradient + size.parameter) + parameters * size.gradient
     return streaming_seconds(moved, cluster.spec)

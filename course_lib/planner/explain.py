@@ -11,8 +11,8 @@ from course_lib.planner.hardware import Cluster, GiB
 from course_lib.planner.memory import Memory, memory_of_worst_device
 from course_lib.planner.spec import ModelSpec, Plan
 
-# Features that some published step had.
-PUBLISHED = (Plan(), Plan(precision="fp16", schedule="interleaved_1f1b", virtual_stages=2))
+SIMILAR = 1.1  # times as many parameters are no other size: the same model is counted in several ways
+PUBLISHED_SCHEDULES = {"1f1b", "interleaved_1f1b"}  # that some published step had
 # A name for each part of a step, and a remedy.
 LOSSES = json.loads(Path(__file__).with_name("losses.json").read_text(encoding="utf-8"))
 
@@ -20,30 +20,46 @@ LOSSES = json.loads(Path(__file__).with_name("losses.json").read_text(encoding="
 def why(
     model: ModelSpec, plan: Plan, global_batch: int, memory: Memory, capacity: float, seconds: Mapping[str, float]
 ) -> str:
-    """The binding constraint in words: memory if the plan does not fit, else the largest loss of time.
+    """The binding constraint in words: memory if the plan does not fit for certain, else the largest loss of time.
 
     capacity: bytes of a device that a step can use.  seconds: of a step, by part.
     """
     largest = max(memory.parts, key=lambda name: memory.parts[name])
     where = f"the fullest device (pipeline rank {memory.rank})" if plan.pp > 1 else "each device"
     needs = f"{where} needs {_gib(memory.total)}"
-    if memory.total <= capacity:
-        return f"It fits: {needs} of {_gib(capacity)}. {_time(seconds)}"
+    span = f"{needs}, {_gib(memory.low)} to {_gib(memory.high)} by the software"
+    fit = memory.fit(capacity)
+    if fit == "fits":
+        return f"It fits: {span}, of {_gib(capacity)}. {_time(seconds)}"
     share = memory.parts[largest] / memory.total
-    full = f"It does not fit: {needs}, and {_gib(capacity)} are there; {share:.0%} of it is {largest}."
+    full = f"It {fit}: {span}, and {_gib(capacity)} are there; {share:.0%} of it is {largest}."
     return f"{full} {_remedy(model, plan, global_batch, capacity)} {_time(seconds)}"
 
 
-def interval(plan: Plan, low: float, high: float, cluster: Cluster) -> str:
-    """The range of 90% of runs, its origin, and features of the plan that none of the steps behind it had."""
+def interval(model: ModelSpec, plan: Plan, low: float, high: float, cluster: Cluster) -> str:
+    """The range of 90% of runs, its origin, and what of this step none of those behind it had, if anything."""
     said = f"90% of such steps take {_seconds(low)} to {_seconds(high)}, by {cluster.spread_from}."
-    measured = [step.plan for step in cluster.measured]
-    largest = max((cluster.spec.largest, *(one.devices for one in measured)))
-    known = [*PUBLISHED, *measured]
-    new = [f"precision={plan.precision!r}"] * all(plan.precision != one.precision for one in known)
-    new += [f"schedule={plan.schedule!r}"] * (plan.pp > 1 and all(plan.schedule != one.schedule for one in known))
-    new += [f"more than {largest:,} devices"] * (plan.devices > largest > 0)
-    return f"{said} None of those had {' or '.join(new)}: measure before you rely on it." if new else said
+    new = list(_extrapolated(model, plan, cluster))
+    if new:
+        return f"{said} None of those had {' or '.join(new)}: measure before you rely on it."
+    return f"{said} Some of those had its precision, size and number of devices." if cluster.spec.stacks else said
+
+
+def _extrapolated(model: ModelSpec, plan: Plan, cluster: Cluster) -> Iterator[str]:
+    """What this step has and none of the published and measured steps behind its interval."""
+    known, measured = cluster.spec, [step.plan for step in cluster.measured]
+    used = model.active_parameters
+    sizes = [*known.sizes, *(step.model.active_parameters for step in cluster.measured)] or [used]
+    largest = max((known.largest, *(one.devices for one in measured)))
+    precisions = {*known.precisions, *(one.precision for one in measured)}
+    if precisions and plan.precision not in precisions:
+        yield f"precision={plan.precision!r}"
+    if plan.pp > 1 and plan.schedule not in PUBLISHED_SCHEDULES.union(one.schedule for one in measured):
+        yield f"schedule={plan.schedule!r}"
+    if plan.devices > largest > 0:
+        yield f"more than {largest:,} devices"
+    if not min(sizes) / SIMILAR <= used <= max(sizes) * SIMILAR:
+        yield f"{used / 1e9:.2g} billion parameters"
 
 
 def _remedy(model: ModelSpec, plan: Plan, global_batch: int, capacity: float) -> str:
@@ -51,7 +67,7 @@ def _remedy(model: ModelSpec, plan: Plan, global_batch: int, capacity: float) ->
     tried: dict[str, Memory] = {}
     for what, milder in _milder(plan):
         tried[what] = memory_of_worst_device(model, milder, milder.micro_batches(global_batch))
-        if tried[what].total <= capacity:
+        if tried[what].fit(capacity) == "fits":
             return f"With {what} it would need {_gib(tried[what].total)} and fit."
     if not tried:
         return "Cut the model further, with a larger tp or pp."

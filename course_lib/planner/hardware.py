@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +22,9 @@ from typing import Any
 
 GiB = 2**30
 # How far published steps lie from estimates: standard deviations of the logarithm (benchmarks/planner.py fits them).
-SETUPS = 0.08  # between set-ups of one stack of software on one machine
+SETUPS = 0.05  # between set-ups of one stack of software on one machine
 STACKS = 0.09  # between stacks on one device, each with its own kernels and libraries
-DEVICES_APART = 0.25  # between devices, for a device without published steps
+DEVICES_APART = 0.15  # between devices, for a device without published steps
 NINETY_PERCENT = 1.645  # 90% of a normal distribution lie within this many standard deviations
 LARGEST_CLUSTER = 16_384
 
@@ -63,7 +64,7 @@ class Device:
     matmul: fraction of the peak that large matrix products reach.  streaming: fraction of the memory bandwidth that
     element-wise kernels reach.  attention: fraction of the peak that a fused attention kernel reaches.
     stacks: how many published stacks of software on this device `matmul` was fitted to.  largest: devices of the
-    largest of those runs.
+    largest of those runs.  precisions: that they computed in.  sizes: parameters of their smallest and largest model.
     """
 
     name: str
@@ -79,6 +80,8 @@ class Device:
     origin: str
     stacks: int = 0
     largest: int = 0
+    precisions: Sequence[str] = ()
+    sizes: Sequence[float] = ()
 
 
 def _device(tflops: dict[str, float], **figures: Any) -> Device:

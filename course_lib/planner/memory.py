@@ -1,12 +1,18 @@
-"""The memory of a device at the fullest moment of a step, in bytes by part.
+"""The memory of a device at the fullest moment of a step, in bytes by part, and whether it fits.
 
     parameters   gradients   optimizer        by precision; sharded over data ranks by ZeRO stage 3, 2, 1
     bf16, fp16       2        2 (or 4)   12   32-bit master copy and two moments of Adam: 16 (or 18) bytes a parameter
     fp32             4           4        8   two moments: 16 bytes too
     activations                               kept by forward for backward: layers x micro-batches in flight
     logits                                    on the last stage, for one micro-batch, as wide as the vocabulary
-    buffers                                   messages, buckets and what ZeRO-2 and 3 unshard for a moment
-    margin                                    all that is not a tensor: driver, communication library, fragments
+    buffers                                   messages, buckets, a layer's backward, what ZeRO-2 and 3 unshard
+    margin                                    all that is not a tensor: driver, communication library, holes
+
+Software differs in what it keeps. These are what lean software does (Megatron-LM: the loss and the activation function
+in one kernel each); `plain` is what software without such kernels keeps besides (torchtitan, DeepSpeed):
+
+    low  =  tensors x e^-SPREAD              high  =  (tensors + plain) x holes x e^SPREAD      and driver, libraries
+    fits, if all of this is below what the device has; may fit, if only `low` is; does not fit otherwise
 
 Rajbhandari et al. 2020, "ZeRO" (SC20), section 3 and table 1; Korthikanti et al. 2022, "Reducing Activation
 Recomputation in Large Transformer Models", section 4; Megatron-LM's theoretical_memory_usage.py (18 bytes).
@@ -14,20 +20,26 @@ Recomputation in Large Transformer Models", section 4; Megatron-LM's theoretical
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from course_lib.planner.bubbles import in_flight
-from course_lib.planner.compute import SIZE
+from course_lib.planner.compute import SIZE, routed_tokens
 from course_lib.planner.hardware import GiB
 from course_lib.planner.spec import Depth, ModelSpec, Parameters, Plan, Slice, layers_of_stages
 
 BUCKET = 25 * 2**20  # bytes of gradients that are sent together
-# The margin is fitted to what nvidia-smi showed in BLOOM's chronicles (57, 53 and 40 GB), a quarter above the tensors.
-DRIVER = 1 * GiB  # its context and the libraries' code
+DRIVER = 1 * GiB  # its context, the libraries' code, and what the device keeps for itself
 CHANNELS = GiB // 2  # what the communication library keeps for each group that a device is in
-FRAGMENTS = 0.10  # share of all tensors: holes that the allocator cannot fill
+HOLES = 0.03  # share of all tensors that the allocator cannot fill: 1.0, 1.5 and 5.3% (nanotron/old_bench, 2024)
+# How far nine in ten measured steps are outside of what lean and plain software need, in logarithms
+# (tests/planner/test_memory_interval.py fits it).
+SPREAD = 0.12
+PLAIN_LOSS = 8  # bytes of a logit besides: a copy in 32 bits, and its gradient
+Fit = Literal["fits", "may fit", "does not fit"]
+FITS: tuple[Fit, ...] = get_args(Fit)
 
 
 class StateBytes(NamedTuple):
@@ -42,6 +54,8 @@ RECIPES = {
     "bf16": StateBytes(2, 2, 12),
     "fp16": StateBytes(2, 2, 12),
     "fp32": StateBytes(4, 4, 8),
+    "mxfp8": StateBytes(3, 2, 12),
+    "nvfp4": StateBytes(3, 2, 12),
     "fp8": StateBytes(3, 2, 12),  # products in 8 bits: a copy of the weights beside the 16-bit ones
 }
 
@@ -52,7 +66,11 @@ def recipe(plan: Plan) -> StateBytes:
 
 
 class Memory(NamedTuple):
-    """Bytes on one device at its fullest, by purpose. `rank` is its place in the pipeline."""
+    """Bytes on one device at its fullest, by purpose. `rank` is its place in the pipeline.
+
+    The first six are what lean software allocates.  plain: what plain software keeps besides, see `_plain`.
+    libraries: what communication keeps outside of tensors.
+    """
 
     parameters: float
     gradients: float
@@ -60,21 +78,40 @@ class Memory(NamedTuple):
     activations: float
     logits: float
     buffers: float
-    margin: float
+    plain: float = 0.0
+    libraries: float = 0.0
     rank: int = 0
 
     @property
     def parts(self) -> dict[str, float]:
-        return {name: value for name, value in self._asdict().items() if name != "rank"}
+        return {**dict(zip(self._fields[:6], self[:6], strict=True)), "margin": self.margin}
+
+    @property
+    def tensors(self) -> float:
+        """Bytes that the allocator of lean software counts as allocated."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
+
+    @property
+    def margin(self) -> float:
+        return HOLES * self.tensors + DRIVER + self.libraries
 
     @property
     def total(self) -> float:
         return self.tensors + self.margin
 
     @property
-    def tensors(self) -> float:
-        """Bytes that an allocator counts as allocated."""
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
+    def low(self) -> float:
+        """The least that the device may need."""
+        return math.exp(-SPREAD) * self.tensors + DRIVER
+
+    @property
+    def high(self) -> float:
+        """The most that the device may need, with plain software."""
+        return math.exp(SPREAD) * (1 + HOLES) * (self.tensors + self.plain) + DRIVER + self.libraries
+
+    def fit(self, capacity: float) -> Fit:
+        """Whether the interval lies below a capacity, around it, or above."""
+        return "fits" if self.high <= capacity else "may fit" if self.low <= capacity else "does not fit"
 
 
 def memory_of_worst_device(model: ModelSpec, plan: Plan, n_micro_batches: int) -> Memory:
@@ -88,25 +125,34 @@ def memory_of(ranks: Iterable[int], model: ModelSpec, plan: Plan, n_micro_batche
     whole = 1 / plan.tp if plan.sequence_parallel else 1.0  # not cut by tensor parallelism alone
     again, kept = (layer_activations(model, plan.slice, recompute) for recompute in (plan.recompute, "none"))
     of_layer = plan.recomputed * again + (1 - plan.recomputed) * kept
-    buffers = _buffers(model, plan, tokens, whole)
-    libraries = DRIVER + CHANNELS * sum(size > 1 for size in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp))
+    lasting, once = _buffers(model, plan, tokens, whole), _backward_of_a_layer(model, plan, tokens)
+    if plan.recompute == "full":  # the layer that is being computed again
+        once += kept
+    libraries = CHANNELS * sum(size > 1 for size in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp, plan.ep))
     for rank in ranks:
         held, layers, is_first, is_last = rank_shape(model, plan.depth, rank)
-        parameters, gradients, optimizer = model_state(share(held.cut, plan.tp) + held.whole, plan)
+        everywhere = model_state(share(held.cut, plan.tp) + held.whole, plan)
+        experts = model_state(held.routed // plan.ep, plan, plan.expert_sharing)
+        parameters, gradients, optimizer = map(sum, zip(everywhere, experts, strict=True))
         micro_batches = in_flight(plan, rank, n_micro_batches) / plan.virtual_stages
         activations = micro_batches * layers * of_layer
-        if plan.recompute == "full":  # the layer that is being computed again
-            activations += kept
         if is_first and model.dropout:
             activations += micro_batches * tokens * model.hidden * whole
         logits = _logits(model, plan, tokens, whole) if is_last else 0.0
-        margin = FRAGMENTS * (parameters + gradients + optimizer + activations + logits + buffers)
-        yield Memory(parameters, gradients, optimizer, activations, logits, buffers, margin + libraries, rank)
+        # Logits are gone when the backward of the layers begins, so only the larger of the two counts.
+        buffers = lasting + max(once - logits, 0.0) + _matrices_of_ends(model, plan, is_first, is_last)
+        plain = _plain(model, plan, tokens * micro_batches, layers)
+        plain += PLAIN_LOSS * tokens * model.vocab / plan.tp if is_last else 0.0
+        plain += parameters if _sums_apart(plan) and plan.zero < 2 else 0.0  # 16-bit gradients of all layers
+        yield Memory(parameters, gradients, optimizer, activations, logits, buffers, plain, libraries, rank)
 
 
-def model_state(parameters: int, plan: Plan) -> tuple[int, int, int]:
-    """Bytes of parameters, gradients and optimizer state on a device that has so many parameters before ZeRO."""
-    size, shared = recipe(plan), share(parameters, plan.sharing)
+def model_state(parameters: int, plan: Plan, sharing: int | None = None) -> tuple[int, int, int]:
+    """Bytes of parameters, gradients and optimizer state on a device that has so many parameters before ZeRO.
+
+    sharing: over how many replicas ZeRO shards them; None: over the plan's, which are not those of experts.
+    """
+    size, shared = recipe(plan), share(parameters, sharing or plan.sharing)
     return (
         size.parameter * (shared if plan.zero >= 3 else parameters),
         size.gradient * (shared if plan.zero >= 2 else parameters),
@@ -145,7 +191,7 @@ def layer_activations(model: ModelSpec, cut: Slice, recompute: str) -> float:
     (34 s b h + 5 a s^2 b on one device); with sequence parallelism all of it is divided by t, its equation 4.
     Selective recomputation drops what takes much memory and little computing: the scores, or, where attention keeps
     none, what norms and the activation function make. No published figure stands behind the latter: it is assumed for
-    Llama 3 405B, which frees tensors early that its paper does not name, and does not fit without (82 to 89 of 80 GiB).
+    Llama 3 405B, which frees tensors early that its paper does not name, and only may fit without.
     """
     tokens, size, h = cut.micro_batch * model.sequence / cut.cp, SIZE[cut.precision], model.hidden
     mask = 1 if model.dropout else 0
@@ -154,12 +200,14 @@ def layer_activations(model: ModelSpec, cut: Slice, recompute: str) -> float:
     whole = tokens * h * (norms + 2 * mask) / (cut.tp if cut.sequence_parallel else 1)  # into and out of norms; masks
     if recompute == "full":
         return tokens * h * size / (cut.tp if cut.sequence_parallel else 1)
-    heads = tokens * size * (2 * h + 2 * model.key_value_width)  # queries, keys, values, and what goes into `out`
-    mlp = tokens * size * (model.up_width + (0 if again else model.ffn_width))
+    # Queries, keys, values, and what goes into `out`.
+    heads = tokens * size * (2 * model.attention_width + 2 * model.key_value_width)
+    mlp = tokens * size * (model.up_width + (0 if again else model.mlp_width))
     scores = 0.0
     if not model.flash_attention and recompute == "none":  # after softmax, the mask, and after dropout
         scores = tokens * model.sequence * model.heads * (size + mask * (1 + size))
-    return whole + (heads + mlp + scores) / cut.tp
+    experts = model.hidden + (2 + model.gated_mlp - again) * model.expert_ffn  # inputs, too: they are copies
+    return whole + (heads + mlp + scores) / cut.tp + routed_tokens(model, cut) * size * experts
 
 
 def _logits(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
@@ -168,23 +216,54 @@ def _logits(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
     return tokens * (2 * size * model.hidden * whole + (size + 4) * model.vocab / plan.tp)
 
 
-def _buffers(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
-    """Bytes of temporary buffers.
+def _plain(model: ModelSpec, plan: Plan, tokens: float, layers: int) -> float:
+    """Bytes of activations that plain software keeps besides, for all tokens in flight.
 
-    Gradients of the widest thing in a layer, while its backward is computed; messages between stages; a gathered
-    input under sequence parallelism; a bucket of gradients, or under ZeRO-2 in a pipeline those of a stage; the layers
-    that ZeRO-3 gathers.
+    The gate's activation function, where it is not one kernel with the product, and what a stage has sent on.
     """
-    size, layer = recipe(plan), model.layer_parameters
-    message = tokens * model.hidden * SIZE[plan.precision]
+    is_again = plan.recompute == "full" or (plan.recompute == "selective" and model.flash_attention)
+    width = model.mlp_width + model.active_experts * model.imbalance * model.expert_ffn
+    gated = layers * (1 - plan.recomputed * is_again) * model.gated_mlp * width / plan.tp
+    sent = plan.virtual_stages * model.hidden / (plan.tp if plan.sequence_parallel else 1) if plan.pp > 1 else 0.0
+    return SIZE[plan.precision] * tokens * (gated + sent)
+
+
+def _backward_of_a_layer(model: ModelSpec, plan: Plan, tokens: float) -> float:
+    """Bytes of gradients of the widest thing in a layer, while its backward is computed."""
     scores = 0.0 if model.flash_attention else tokens * model.sequence * model.heads
-    total = 2 * SIZE[plan.precision] * max(scores, tokens * model.up_width) / plan.tp
-    total += 2 * message * whole if plan.pp > 1 else 0.0
+    copies = routed_tokens(model, plan.slice) * max(model.hidden, (1 + model.gated_mlp) * model.expert_ffn)
+    return 2 * SIZE[plan.precision] * (max(scores, tokens * model.up_width) / plan.tp + copies)
+
+
+def _sums_apart(plan: Plan) -> bool:
+    """Whether gradients are computed in 16 bits and summed in 32, in tensors of their own."""
+    return recipe(plan).gradient > SIZE[plan.precision]
+
+
+def _buffers(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
+    """Bytes of buffers that are there all the time.
+
+    Messages between stages; a gathered input under sequence parallelism; a bucket of gradients, or under ZeRO-2 in a
+    pipeline those of a stage; a layer's gradients before they are added to sums in 32 bits; the layers that ZeRO-3
+    gathers.
+    """
+    size, parameters = recipe(plan), model.layer_parameters
+    layer = parameters.cut / plan.tp + parameters.whole + parameters.routed / plan.ep
+    message = tokens * model.hidden * SIZE[plan.precision]
+    total = 2 * message * whole if plan.pp > 1 else 0.0
     total += message if plan.sequence_parallel else 0.0
+    total += SIZE[plan.precision] * layer if _sums_apart(plan) else 0.0
     if plan.dp * plan.cp > 1:
         total += BUCKET
     if plan.zero >= 2 and plan.pp > 1:  # summed over consecutive micro-batches
-        total += (layer.cut / plan.tp + layer.whole) * size.gradient * -(-model.layers // plan.depth.n_stages)
+        total += layer * size.gradient * -(-model.layers // plan.depth.n_stages)
     if plan.zero == 3:  # parameters of this layer and the next, gradients of this one
-        total += (layer.cut / plan.tp + layer.whole) * (2 * size.parameter + size.gradient)
+        total += layer * (2 * size.parameter + size.gradient)
     return total
+
+
+def _matrices_of_ends(model: ModelSpec, plan: Plan, is_first: bool, is_last: bool) -> float:
+    """Bytes of token embedding and logits matrix that are there for a moment: gathered, and a gradient in 16 bits."""
+    n_bytes = recipe(plan).parameter * (is_first + is_last) if plan.zero == 3 else 0
+    n_bytes += SIZE[plan.precision] if is_last and _sums_apart(plan) else 0
+    return n_bytes * model.vocab * model.hidden / plan.tp

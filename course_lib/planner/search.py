@@ -14,15 +14,16 @@ from functools import cached_property
 
 from course_lib.planner.estimate import Estimate, unchecked_estimate
 from course_lib.planner.hardware import Cluster, half_width
+from course_lib.planner.memory import FITS, Fit
 from course_lib.planner.simulate import no_collection
-from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divides_evenly, divisors, shares_heads
+from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divides_evenly, divisors, expert_ranks, shares_heads
 
 LEAST_POSITIONS = 8192  # positions of a context rank at least: shorter sequences are better divided in other ways
 
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search: `estimates` of every legal plan, those that fit first, the fastest first.
+    """The result of a search: `estimates` of every legal plan, the fastest first: of those that fit, then that may fit.
 
     within: the share of a device's memory that a plan may need.
     """
@@ -41,8 +42,8 @@ class Found:
 
     @property
     def best(self) -> Estimate:
-        """The fastest plan that fits. Raises ValueError if none does, with what comes nearest."""
-        if not _fits(self.estimates[0], self.within):
+        """The fastest plan that fits, or else that may fit. Raises ValueError if none does, with what comes nearest."""
+        if _fit(self.estimates[0], self.within) == "does not fit":
             nearest = min(self.estimates, key=lambda found: found.memory.total)
             raise ValueError(f"no plan fits; the smallest is {nearest.plan}: {nearest.why}")
         return self.estimates[0]
@@ -53,8 +54,9 @@ class Found:
 
         Estimates of two set-ups on one machine differ as much by chance.
         """
+        fit = _fit(self.best, self.within)
         limit = self.best.step_time.total * math.exp(half_width(stacks=1, measured=1))
-        alike = (found for found in self.estimates if _fits(found, self.within) and found.step_time.total <= limit)
+        alike = (one for one in self.estimates if _fit(one, self.within) == fit and one.step_time.total <= limit)
         return sorted(alike, key=lambda found: found.plan.virtual_stages)
 
     @cached_property
@@ -74,7 +76,8 @@ def search(
 
     It tries all tp within a node and over two, pp, cp that leaves a rank at least 8,192 positions, micro-batches, ZeRO
     stages (3 without a pipeline, 2 without or with interleaving, as elsewhere they repeat their traffic for every
-    micro-batch), sequence parallelism, recomputation in all layers, 1f1b, zb_h1 and interleaving.
+    micro-batch), sequence parallelism, recomputation in all layers, 1f1b, zb_h1 and interleaving. With experts it tries
+    the three smallest ep that leave room for more than them, and shards the optimizer's state always.
 
     It computes in 16 bits, bf16 where the device has it.  within: the share of a device's memory that a plan may need.
     fp32_gradients: as for Plan. 16 bits are always faster, so the caller chooses, not the search.
@@ -92,11 +95,11 @@ def search(
             f"no plan divides global_batch={global_batch} and this model among {cluster.devices} devices; "
             f"make the batch a multiple of the number of replicas, for instance {cluster.devices}"
         )
-    return Found(sorted(estimates, key=lambda found: (not _fits(found, within), found.step_time.total)), within)
+    return Found(sorted(estimates, key=lambda found: (FITS.index(_fit(found, within)), found.step_time.total)), within)
 
 
-def _fits(found: Estimate, within: float) -> bool:
-    return found.memory.total <= within * found.capacity
+def _fit(found: Estimate, within: float) -> Fit:
+    return found.memory.fit(within * found.capacity)
 
 
 def legal_plans(
@@ -105,20 +108,27 @@ def legal_plans(
     for dp, tp, pp, cp, micro_batch in _divisions(model, cluster, global_batch):
         where = itertools.product(
             _schedules(model, dp * cp, pp, global_batch // (dp * micro_batch)),
-            (False, True) if tp > 1 and model.sequence % (tp * cp) == 0 else (False,),
+            (tp > 1,) if model.experts else (False, True) if tp > 1 and model.sequence % (tp * cp) == 0 else (False,),
             RECOMPUTE,
+            _expert_ranks(model, cluster, dp * tp * cp, pp),
         )
-        for (schedule, v, zero), sequence_parallel, recompute in where:
-            yield Plan(
-                dp, tp, pp, micro_batch, schedule, v, zero, sequence_parallel, recompute, precision, cp, fp32_gradients
-            )
+        for (schedule, v, zero), sequence_parallel, recompute, ep in where:
+            how = schedule, v, zero, sequence_parallel, recompute, precision, cp, fp32_gradients
+            yield Plan(dp, tp, pp, micro_batch, *how, ep=ep)
+
+
+def _expert_ranks(model: ModelSpec, cluster: Cluster, n_devices: int, pp: int) -> list[int]:
+    """The three smallest ep with which weights and gradients of a stage's experts, in 16 bits, fit into a device."""
+    possible, n_bytes = expert_ranks(model, n_devices), 4 * model.layer_parameters.routed * model.layers / pp
+    return [ep for ep in possible if n_bytes / ep < cluster.spec.memory][:3] or possible[-1:]
 
 
 def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Every dp, tp, pp, cp and micro-batch."""
     for tp, cp in itertools.product(divisors(2 * cluster.devices_per_node), divisors(model.sequence)):
         too_short = cp > 1 and model.sequence // cp < LEAST_POSITIONS
-        if too_short or cluster.devices % (tp * cp) or not shares_heads(model, tp) or model.ffn_width % tp:
+        uneven = model.experts and model.sequence % (tp * cp)
+        if too_short or uneven or cluster.devices % (tp * cp) or not shares_heads(model, tp) or model.mlp_width % tp:
             continue
         for pp in divisors(cluster.devices // (tp * cp)):
             dp = cluster.devices // (tp * cp * pp)
@@ -129,12 +139,12 @@ def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterato
 
 def _schedules(model: ModelSpec, replicas: int, pp: int, micro_batches: int) -> Iterator[tuple[str, int, int]]:
     """Every schedule, number of stages on a rank, and ZeRO stage."""
-    shared = range(1 if replicas == 1 else 4)
+    first, end = (int(model.experts > 0), 4) if replicas > 1 else (0, 1)
     if pp == 1:
-        yield from (("1f1b", 1, zero) for zero in shared)
+        yield from (("1f1b", 1, zero) for zero in range(first, end))
         return
-    yield from itertools.product(("1f1b", "zb_h1"), (1,), shared[:2])
+    yield from itertools.product(("1f1b", "zb_h1"), (1,), range(first, min(end, 2)))
     if micro_batches % pp == 0:
         stages = [v for v in range(2, model.layers // pp + 1) if divides_evenly(model.layers, pp * v)]
         larger = [v for v in stages if pp * v < model.layers]  # one layer a stage only where nothing else is left
-        yield from itertools.product(("interleaved_1f1b",), larger or stages, shared[:3])
+        yield from itertools.product(("interleaved_1f1b",), larger or stages, range(first, min(end, 3)))

@@ -1,21 +1,26 @@
 """The model and how it is cut: `ModelSpec` and `Plan`.
 
-A plan cuts one training step in up to four ways at once. Devices that communicate most have neighboring numbers:
+A plan cuts one training step in up to five ways at once. Devices that communicate most have neighboring numbers:
 
     tensor  (tp)   inside a layer: every device has a slice of each matrix        several collectives in every layer
     context (cp)   inside a sequence: every device has some of the positions      once in every layer
     data    (dp)   across the batch: every device has some of the samples         once in a step
     pipeline (pp)  across the depth: every device has some of the layers          messages to its neighbors only
+    expert (ep)    across the experts: every device has some of each layer's      four all-to-alls in every layer
 
     device = ((pipeline x dp + data) x cp + context) x tp + tensor
 
-Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (SC21).
+Expert ranks are no further devices: ep neighbors among the dp x cp x tp devices of a stage share its experts, whole
+ones each, and dp x cp x tp / ep of these groups have the same experts.
+
+Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (SC21);
+Lepikhin et al. 2020, "GShard" (experts among data ranks).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,21 +28,35 @@ from course_lib import schedules
 from course_lib.schedules import Schedule
 
 RECOMPUTE = ("none", "selective", "full")
-PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
-OVERLAPS = ("data", "tensor", "pipeline")
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
+OVERLAPS = ("data", "tensor", "pipeline", "experts")
 V_SHAPED = ("zbv", "dualpipev")  # two stages on each rank; the second half of the model comes back up the ranks
 PLANNED = tuple(schedules.SCHEDULES)
 
 
 class Parameters(NamedTuple):
-    """Numbers of parameters: those that tensor parallelism cuts, and those that every tensor rank holds whole."""
+    """Numbers of parameters: those that tensor parallelism cuts, those that every tensor rank holds whole, and those
+    of routed experts, which are divided among expert ranks."""
 
     cut: int
     whole: int
+    routed: int = 0
 
     @property
     def total(self) -> int:
-        return self.cut + self.whole
+        return sum(self)
+
+
+class Matrix(NamedTuple):
+    """A weight matrix, and how tensor parallelism cuts it: by its "columns" (outputs), its "rows" (inputs), or not."""
+
+    inputs: int
+    outputs: int
+    cut: str = ""
+
+    @property
+    def size(self) -> int:
+        return self.inputs * self.outputs
 
 
 @dataclass(frozen=True)
@@ -50,6 +69,13 @@ class ModelSpec:
     tied_embeddings: the matrix of the logits is the token embedding.
     flash_attention: attention in one kernel that never stores its sequence x sequence scores (Dao 2023); without it
         they are computed, masked, normalized and dropped out one after the other, as everywhere before 2023.
+    head_width: numbers in a head; None: hidden / heads.
+    experts: MLPs of a layer among which a router chooses active_experts for each token; 0: one MLP, for all tokens.
+    expert_ffn: width inside an expert.  shared_experts: further experts, for all tokens.
+    dense_layers: the first layers, which have one MLP of ffn_hidden. Time and activations count them like the others.
+    imbalance: tokens of the busiest expert rank, over the mean; 1: the router spreads them evenly.
+    latent: multi-head latent attention (DeepSeek-V2): the widths of the vectors from which queries, and keys and values
+        are made, and the part of a head that carries positions. Attention counts with the mean of its two widths.
 
     Raises ValueError for a shape that cannot be built.
     """
@@ -67,13 +93,25 @@ class ModelSpec:
     learned_positions: bool | None = None
     dropout: bool | None = None
     flash_attention: bool = False
+    head_width: int | None = None
+    experts: int = 0
+    active_experts: int = 0
+    expert_ffn: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    imbalance: float = 1.0
+    latent: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "sequence", "vocab", "kv_heads", "ffn_hidden"):
+        for name in ("layers", "hidden", "heads", "sequence", "vocab", "kv_heads", "ffn_hidden", "head_width"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} has to be at least 1")
-        if self.hidden % self.heads:
+        if not bool(self.experts) <= self.active_experts <= self.experts or bool(self.experts) > self.expert_ffn:
+            raise ValueError(
+                f"{self.experts} experts need active_experts, 1 up to all of them, and a width, expert_ffn"
+            )
+        if self.head_width is None and self.hidden % self.heads:
             raise ValueError(f"heads={self.heads} does not divide hidden={self.hidden}; choose one that does")
         if self.heads % self.key_value_heads:
             raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}; choose one that does")
@@ -90,49 +128,100 @@ class ModelSpec:
         return self.kv_heads or self.heads
 
     @property
+    def attention_width(self) -> int:
+        """The width of all heads in attention; in latent attention the mean of its two products."""
+        return self.heads * (
+            (self.head_width or self.hidden // self.heads) + (self.latent[2] // 2 if self.latent else 0)
+        )
+
+    @property
     def key_value_width(self) -> int:
-        return self.key_value_heads * self.hidden // self.heads
+        return self.key_value_heads * self.attention_width // self.heads
 
     @property
     def ffn_width(self) -> int:
         return self.ffn_hidden or 4 * self.hidden
 
     @property
+    def mlp_width(self) -> int:
+        """The width of the MLP for all tokens: in a layer with experts that of the shared ones, or 0."""
+        return self.shared_experts * self.expert_ffn if self.experts else self.ffn_width
+
+    @property
     def up_width(self) -> int:
-        """The width of the MLP's first product: hidden units, and as many again if they are gated."""
-        return self.ffn_width * (2 if self.gated_mlp else 1)
+        return self.mlp_width * (1 + self.gated_mlp)
+
+    def mlp(self, width: int) -> tuple[Matrix, ...]:
+        return Matrix(self.hidden, (1 + self.gated_mlp) * width, "columns"), Matrix(width, self.hidden, "rows")
+
+    @property
+    def attention_matrices(self) -> tuple[Matrix, ...]:
+        """Query, key, value | out; in latent attention down | up to queries | up to keys and values | out."""
+        queries, keys_values, positions = self.latent or (0, 0, 0)
+        values = self.attention_width - self.heads * positions // 2
+        out = Matrix(values, self.hidden, "rows")
+        if self.latent is None:
+            return Matrix(self.hidden, values + 2 * self.key_value_width, "columns"), out
+        up = Matrix(queries, values + self.heads * positions, "columns"), Matrix(keys_values, 2 * values, "columns")
+        return Matrix(self.hidden, queries + keys_values + positions), *up, out
+
+    @cached_property
+    def dense(self) -> ModelSpec:
+        """The model without experts, which its first layers look like."""
+        return replace(self, experts=0, active_experts=0) if self.experts else self
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The matrices of one layer that all tokens go through."""
+        router = (Matrix(self.hidden, self.experts),) if self.experts else ()
+        return *self.attention_matrices, *router, *(self.mlp(self.mlp_width) if self.mlp_width else ())
+
+    @property
+    def expert_parameters(self) -> int:
+        return sum(matrix.size + matrix.outputs * bool(self.biases) for matrix in self.mlp(self.expert_ffn))
 
     @cached_property
     def layer_parameters(self) -> Parameters:
         """One layer: query, key, value | out, up | down, and two norms (12 hidden^2 + 13 hidden in GPT)."""
-        columns = self.hidden + 2 * self.key_value_width + self.up_width
-        rows = self.hidden + self.ffn_width
-        if not self.biases:
-            return Parameters(self.hidden * (columns + rows), 2 * self.hidden)
-        return Parameters(self.hidden * (columns + rows) + columns, 2 * self.hidden + 4 * self.hidden)
+        cut, whole = 0, (4 if self.biases else 2) * self.hidden
+        for matrix in self.matrices:
+            biases = matrix.outputs * bool(self.biases)
+            cut += (matrix.size if matrix.cut else 0) + (biases if matrix.cut == "columns" else 0)
+            whole += (0 if matrix.cut else matrix.size) + (0 if matrix.cut == "columns" else biases)
+        return Parameters(cut, whole, self.experts * self.expert_parameters)
 
     @cached_property
     def parameters(self) -> int:
         """All parameters of the model; tied ones count once."""
         return self.parameters_of([0], 1).total
 
+    @property
+    def active_parameters(self) -> int:
+        """The parameters that one token uses, both embeddings included."""
+        idle = (self.experts - self.active_experts) * self.expert_parameters
+        return self.parameters - (self.layers - self.dense_layers) * idle
+
     def parameters_of(self, stages: Sequence[int], n_stages: int) -> Parameters:
         """The parameters of a device with these stages. A tied matrix counts once if both its uses are there."""
         counts = layers_of_stages(self.layers, n_stages)
-        layers = sum(counts[stage] for stage in stages)
-        cut, whole = (layers * numbers for numbers in self.layer_parameters)
+        dense = [min(counts[stage], max(self.dense_layers - sum(counts[:stage]), 0)) for stage in stages]
+        layers = sum(counts[stage] for stage in stages) - sum(dense)
+        each = zip(self.layer_parameters, self.dense.layer_parameters, strict=True)
+        cut, whole, routed = (layers * numbers + sum(dense) * first for numbers, first in each)
         if 0 in stages:  # token vectors, which are cut by vocabulary, and learned positions
             cut += self.vocab * self.hidden
             whole += self.sequence * self.hidden if self.learned_positions else 0
         if n_stages - 1 in stages:  # the last norm, before the logits
             whole += self.hidden * (2 if self.biases else 1)
             cut += self.vocab * self.hidden if not self.tied_embeddings or 0 not in stages else 0
-        return Parameters(cut, whole)
+        return Parameters(cut, whole, routed)
 
     def layer_flops(self, tokens: int) -> float:
-        """Forward FLOPs of one layer. Attention counts as if nothing were masked, as all published figures here do."""
-        matrices = self.hidden * (2 * self.hidden + 2 * self.key_value_width + self.up_width + self.ffn_width)
-        return 2.0 * tokens * matrices + 4.0 * tokens * self.sequence * self.hidden
+        """Forward FLOPs of a layer, on average; of attention as if nothing were masked, as in all published figures."""
+        first, others = (sum(matrix.size for matrix in one.matrices) for one in (self.dense, self))
+        others += self.active_experts * self.expert_parameters
+        matrices = others + (first - others) * self.dense_layers / self.layers
+        return 2.0 * tokens * matrices + 4.0 * tokens * self.sequence * self.attention_width
 
     def step_flops(self, global_batch: int) -> float:
         """FLOPs that one step needs, forward and backward (3 x forward), without recomputation.
@@ -148,7 +237,7 @@ class ModelSpec:
         if recompute == "full":
             return self.layers * self.layer_flops(tokens)
         if recompute == "selective" and not self.flash_attention:
-            return self.layers * 4.0 * tokens * self.sequence * self.hidden
+            return self.layers * 4.0 * tokens * self.sequence * self.attention_width
         return 0.0
 
 
@@ -185,6 +274,8 @@ class Slice(NamedTuple):
     hides_tensor: bool
     fused: bool
     recomputed: float
+    ep: int = 1
+    hides_experts: bool = False
 
     @property
     def forwards(self) -> float:
@@ -227,14 +318,17 @@ class Plan:
         time ("selective"): attention scores; under flash attention what norms and the activation function make.
     fp32_gradients: gradients are kept and summed in 32 bits: 18 bytes a parameter in place of 16.
     overlap: traffic that runs while the device computes, any of "data" (gradients behind the last micro-batch's
-        backward), "tensor" (behind the weight gradients), "pipeline" (behind other micro-batches).
+        backward), "tensor" (behind the weight gradients; with sequence parallelism behind all products, piece by
+        piece), "pipeline" (behind other micro-batches), "experts" (the all-to-alls of one micro-batch behind another's
+        computation).
     fused: small kernels are merged (bias with GELU, scale with mask and softmax); False: each by itself.
     shards: over how many replicas ZeRO shards; None: all. Fewer, such as those of a node, is hybrid sharding:
         parameters are gathered among these, and gradients summed over the others (Zhao et al. 2023, section 3.2.2).
 
     recomputed: the share of every rank's layers that recompute is for; 0.5 for every other one.
+    ep: devices that divide the experts of a layer among them; tensor parallelism does not cut an expert.
 
-    Not modelled: offload to the host, and experts.
+    Not modelled: offload to the host.
 
     Raises ValueError for values that no model could be trained with.
     """
@@ -255,6 +349,7 @@ class Plan:
     fused: bool = True
     shards: int | None = None
     recomputed: float = 1.0
+    ep: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.recomputed <= 1 or (self.recomputed < 1 and self.recompute == "none"):
@@ -267,7 +362,7 @@ class Plan:
                 f"shards={self.shards} cannot share out zero={self.zero} among {self.dp * self.cp} replicas; choose a "
                 f"divisor of their number and zero=1, 2 or 3"
             )
-        for name in ("dp", "tp", "pp", "cp", "micro_batch", "virtual_stages"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual_stages"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} has to be at least 1")
         known = {"schedule": PLANNED, "recompute": RECOMPUTE, "precision": PRECISIONS, "zero": (0, 1, 2, 3)}
@@ -296,10 +391,15 @@ class Plan:
         """The number of replicas over which ZeRO shards."""
         return self.shards or self.dp * self.cp
 
+    @property
+    def expert_sharing(self) -> int:
+        """The number of an expert's dp x cp x tp / ep replicas over which ZeRO shards."""
+        return max(1, self.sharing * self.tp // self.ep)
+
     @cached_property
     def slice(self) -> Slice:
         how = self.sequence_parallel, self.recompute, self.precision, "tensor" in self.overlap, self.fused
-        return Slice(self.tp, self.cp, self.micro_batch, *how, self.recomputed)
+        return Slice(self.tp, self.cp, self.micro_batch, *how, self.recomputed, self.ep, "experts" in self.overlap)
 
     @cached_property
     def depth(self) -> Depth:
@@ -338,8 +438,12 @@ def _complaints_about_slices(plan: Plan, model: ModelSpec) -> Iterator[str]:
         yield f"tp={plan.tp} does not divide heads={model.heads}; every device needs whole heads, so use {possible}"
     if not shares_heads(model, plan.tp):
         yield f"tp={plan.tp} and kv_heads={model.kv_heads} do not divide each other; use {possible}"
-    if model.ffn_width % plan.tp:
-        yield f"tp={plan.tp} does not divide the MLP's width {model.ffn_width}; choose one that does"
+    if model.mlp_width % plan.tp:
+        yield f"tp={plan.tp} does not divide the MLP's width {model.mlp_width}; choose one that does"
+    if plan.ep not in (possible_ep := expert_ranks(model, plan.dp * plan.cp * plan.tp)):
+        yield f"ep={plan.ep} does not divide experts={model.experts} and dp x cp x tp; use ep={_or(possible_ep)}"
+    if model.experts and plan.tp > 1 and not plan.sequence_parallel:
+        yield "sequence_parallel=False sends every token to its experts from each tensor rank; use True with experts"
     if plan.sequence_parallel and plan.tp == 1:
         yield "sequence_parallel=True shares work among tensor ranks, and tp=1; raise tp or leave it off"
     if model.sequence % (plan.cp * (plan.tp if plan.sequence_parallel else 1)):
@@ -368,6 +472,11 @@ def _complaints_about_stages(plan: Plan, model: ModelSpec, m: int) -> Iterator[s
 def shares_heads(model: ModelSpec, tp: int) -> bool:
     """Whether tensor ranks can have whole query heads, and whole key heads or a copy of one."""
     return model.heads % tp == 0 and (model.key_value_heads % tp == 0 or tp % model.key_value_heads == 0)
+
+
+def expert_ranks(model: ModelSpec, n_devices: int) -> list[int]:
+    """Every ep that gives each of the devices of a stage the same number of whole experts."""
+    return [ep for ep in divisors(n_devices) if model.experts % ep == 0] if model.experts else [1]
 
 
 def divisors(number: int) -> list[int]:

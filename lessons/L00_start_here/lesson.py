@@ -24,11 +24,11 @@ def hello(rank):
 run = launch(hello, world_size=4)
 
 # %% [markdown]
-# `launch` started four processes, and each of them called `hello` once. Such a process is called a **rank**, and so
-# is its number, which it gets as the first argument. How many there are is the **world size**.
+# `launch` started four processes, and each of them called `hello` once. Such a process is called a **rank**, and so is
+# its number, which it gets as the first argument. The number of ranks is the **world size**.
 #
-# A rank has a memory of its own. *Before you run the next cell, decide:* every rank adds its number to the list
-# `diary`. What does `diary` hold here, in the notebook, afterwards?
+# *Before you run the next cell, decide:* every rank adds its number to the list `diary`. What does `diary` hold here,
+# in the notebook, afterwards?
 
 # %%
 import os
@@ -45,9 +45,9 @@ print("in the notebook:", diary)
 print("processes:", len({os.getpid(), *(pid for _, pid in run.results)}))
 
 # %% [markdown]
-# It is still empty. The four ranks and the notebook are five processes, and each rank wrote into a copy of the list
-# that was its own. Nothing is shared, so **whatever one rank should know of another has to be sent**. What a rank
-# returns does come back to you, in `run.results`, by rank.
+# It is still empty. The four ranks and the notebook are five processes, each with a memory of its own, and each rank
+# wrote into its own copy of the list. Nothing is shared, so **whatever one rank needs to know about another has to be
+# sent**. What a rank returns does come back to you, in `run.results`, by rank.
 #
 # ## A message
 #
@@ -78,7 +78,8 @@ launch(message, world_size=2).results
 # meet it again and again. For short experiments there is also a way to run a whole cell on every rank, without a
 # function: `%%ranks 4`. In such a cell `rank`, `world_size`, `torch` and `dist` are there already.
 #
-# *Predict:* rank 0 has 1, rank 1 has 2, rank 2 has 3, rank 3 has 4. What does rank 2 print?
+# *Predict:* rank 0 has 1, rank 1 has 2, rank 2 has 3, rank 3 has 4, and they call the all-reduce twice. What does rank
+# 2 print?
 
 # %%
 # %load_ext course_lib
@@ -87,11 +88,12 @@ launch(message, world_size=2).results
 # %%ranks 4
 number = torch.tensor(rank + 1)
 dist.all_reduce(number)
+dist.all_reduce(number)
 print("now I have", number.item())
 
 # %% [markdown]
-# Every rank has 1 + 2 + 3 + 4 = 10. (Click on a rank to see what it printed.) An all-reduce adds up what all ranks
-# have, and leaves the sum on each of them, in place of what was there.
+# Every rank has 1 + 2 + 3 + 4 = 10. An all-reduce adds up what all ranks have, and leaves the sum on each of them, *in
+# place of* what was there. So the second one adds up four tens. (Click on a rank to see what it printed.)
 #
 # ## Who waited?
 #
@@ -128,8 +130,8 @@ gantt(run.timeline, title="Work, then add up")
 #
 # ## Two polite ranks
 #
-# Two ranks want to swap a number. Both are polite: each listens first and speaks afterwards. *Predict:* what will
-# happen? Then run the cell. It is meant to fail.
+# Two ranks want to swap a number. Both are polite: each listens first and speaks afterwards. *Predict:* what
+# does each of them return?
 
 # %% tags=["raises-exception", "nbval-ignore-output"]
 def swap(rank):
@@ -142,12 +144,14 @@ def swap(rank):
 launch(swap, world_size=2)
 
 # %% [markdown]
-# Each waits for the other to speak, and nobody ever will: a **deadlock**. On a cluster this looks like a job that is
-# running, uses all its devices, and never gets anywhere. Here you are told after a moment: the first line says
-# who waited for whom, and the table shows each rank's state and the line it was at.
+# This cell was meant to fail. Each waits for the other to speak, and nobody ever will: a **deadlock**. On a cluster the
+# job seems to run, and keeps all its devices busy with waiting, until a **watchdog** ends it: ten minutes later with
+# PyTorch's NCCL backend, thirty with gloo, unless somebody has set another limit. What you read then is the operation
+# that timed out, and the rank that complains is often one that waited, not the one that made it wait. Here you are told
+# after a moment: the first line says who waited for whom, and the table shows each rank's state and the line it was at.
 #
-# No mistake is a dead end in this course. A rank that crashes, hangs or disappears is reported in the same way, your
-# notebook keeps its variables, and the next cell works:
+# No mistake is a dead end in this course. A rank that crashes or disappears is reported in the same way, and one that
+# computes forever is stopped at a time limit. Your notebook keeps its variables, and the next cell works:
 
 # %%
 def swap(rank):
@@ -178,9 +182,9 @@ launch(swap, world_size=2).results
 # - **[Its exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb)**: build it yourself, with a check
 #   that runs your code on real ranks.
 #
-# Have you forgotten a word? The [glossary](glossary.md) has a sentence for each, and the lesson that explains it.
+# Have you forgotten a word? The [glossary](glossary.md) says what each word means, and which lesson explains it.
 #
-# Three things to keep: a rank is a process with a number and a memory of its own; ranks know of each other only what
+# Three things to keep: a rank is a process with a number and a memory of its own; ranks know about each other only what
 # is sent; and whoever needs all the others waits for the slowest.
 #
 # **Next:** [one machine is not enough](01_one_machine_is_not_enough.ipynb): why anybody goes to this trouble.

@@ -47,6 +47,9 @@ def describe(model: str, one: Estimate) -> str:
     seconds = TOKENS[model] / one.tokens_per_second
     low, high = map(long_time, one.step_time.around(seconds))
     time = f"{number(TOKENS[model] / 1e9)} billion tokens would take {long_time(seconds)} ({low} to {high})"
+    if one.fit == "may fit":
+        least, most = memory_size(one.memory.low), memory_size(one.memory.high)
+        return f"{model} may fit: {needs}; it can be {least} to {most}, by the software. If it fits, {time}."
     if one.fits:
         return f"{model} fits: {needs}. Training it on {time}, without a pause."
     return f"{model} does not fit: {needs}. If it did, {time}."

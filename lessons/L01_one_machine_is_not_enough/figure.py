@@ -38,7 +38,7 @@ def limits(
         memory[name] = Point(size, one.memory.total / GiB, f"{name}: {needs}")
         time[name] = Point(size, seconds[name] / DAY, f"{name}: {takes}")
         ranges.append(Range(size, low / DAY, high / DAY, f"{name}, with 90%: {likely}"))
-        rows.append((name, f"{size:.2f} billion", needs, one.fits, takes, likely))
+        rows.append((name, f"{size:.2f} billion", needs, one.fit, takes, likely))
     room = {f"a device has {memory_size(capacity)}": capacity / GiB}
     panels = [
         _panel("memory (GiB)", memory, room, 14, [], chosen),  # no points under the right end: they rise

@@ -247,8 +247,7 @@ model_13b = GPT3["13B"]
 
 def try_with(what, devices=1, plan=one_by_one, batch=256, **changes):
     planned = estimate(model_13b, Cluster(best, 1, devices, **changes), plan, batch)
-    verdict = "fits" if planned.fits else "does not fit"
-    print(f"{what:35} {planned.memory.total / GiB:4.0f} GiB of {planned.capacity / GiB:.0f}, {verdict}")
+    print(f"{what:35} {planned.memory.total / GiB:4.0f} GiB of {planned.capacity / GiB:.0f}, {planned.fit}")
 
 try_with("as it is")
 try_with("every FLOP of the peak reached", matmul=1.0)
@@ -300,8 +299,7 @@ from course_lib.figures.axis import long_time
 
 for name in ("125M", "1.3B", "6.7B", "13B", "175B"):
     on_h100 = on_one_device(name, "H100-80GB", samples=1, recompute="none")
-    verdict = "fits" if on_h100.fits else "does not fit"
-    print(f"{name:>5} {verdict:>13}  {long_time(TOKENS[name] / on_h100.tokens_per_second)}")
+    print(f"{name:>5} {on_h100.fit:>13}  {long_time(TOKENS[name] / on_h100.tokens_per_second)}")
 
 # %% [markdown]
 # Centuries. And that is not because the planner is pessimistic: with every FLOP of the peak it would still be
@@ -321,15 +319,16 @@ print(f"{long_time(6 * GPT3['175B'].parameters * TOKENS['175B'] / peak)} for 175
 # Turn the knobs. Everything here is modelled, so a device costs nothing. Try these:
 #
 # 1. What is the largest model that fits on an RTX 4090, a card made for games? And how long would it
-#    train?
+#    train? Is there one that may fit?
 # 2. Take 6.7B on a B200. How many samples at a time can it hold? Switch *recompute* to "every layer": now the backward
 #    pass computes activations anew in place of keeping them. What does that buy, and what does it cost?
 # 3. Is there a model that fits on a device, but would train for longer than a month? And one that does not fit, but
 #    would be done within a year?
 # 4. Find a setting in which recomputing makes the difference between fitting and not. Can it help 175B?
 #
-# (The striped white part is what the planner sets aside for bytes that no tensor is in. The end of this page says what
-# these are.)
+# (The striped white part is what the planner sets aside for bytes that no tensor is in. And software differs in what it
+# keeps: a model *may fit* where it fits with lean software only. The strokes below the bar show the range. The end of
+# this page says more about both.)
 
 # %%
 from lessons.L01_one_machine_is_not_enough.explorer import memory_explorer
@@ -340,8 +339,8 @@ memory_explorer()
 from lessons.L01_one_machine_is_not_enough.explorer import SAMPLES
 
 
-def largest(device, recompute="none"):
-    return [name for name in GPT3 if on_one_device(name, device, 1, recompute).fits][-1]
+def largest(device, *fits):
+    return [name for name in GPT3 if on_one_device(name, device, 1, "none").fit in fits][-1]
 
 def most_samples(model, device, recompute="none"):
     return max(samples for samples in SAMPLES if on_one_device(model, device, samples, recompute).fits)
@@ -349,22 +348,22 @@ def most_samples(model, device, recompute="none"):
 def seconds(model, device, samples=1, recompute="none"):
     return TOKENS[model] / on_one_device(model, device, samples, recompute).tokens_per_second
 
+surely, perhaps = largest("RTX-4090", "fits"), largest("RTX-4090", "fits", "may fit")
 kept, again = most_samples("6.7B", best), most_samples("6.7B", best, "full")
 longer = seconds("6.7B", best, again, "full") / seconds("6.7B", best, kept) - 1
 
 # %% [markdown]
 # <details><summary>What you should see</summary>
 #
-# 1. {{largest("RTX-4090")}}, which would train for {{seconds(largest("RTX-4090"), "RTX-4090"):long_time}}. With
-#    recomputing, {{largest("RTX-4090", "full")}} fits as well, one sample at a time, and takes
-#    {{seconds(largest("RTX-4090", "full"), "RTX-4090", 1, "full"):long_time}}.
+# 1. {{surely}}, which would train for {{seconds(surely, "RTX-4090"):long_time}}. {{perhaps}} may fit, one sample at a
+#    time, and takes {{seconds(perhaps, "RTX-4090"):long_time}}.
 # 2. {{kept}} samples at a time; with recomputing {{again}}, the most that you can choose. But the training takes
 #    {{longer:percent}} longer with these {{again}} than with {{kept}} whose activations are kept. So it pays only where
 #    nothing else fits.
 # 3. 6.7B, one sample at a time, fits on an H200 and takes {{seconds("6.7B", "H200-141GB"):long_time}} there. On an H100
 #    it does not fit, and would take {{seconds("6.7B", "H100-80GB"):long_time}}.
-# 4. 6.7B on a B200, eight samples at a time. 175B cannot be helped: its {{state:in_words}} bytes alone are
-#    {{state * GPT3["175B"].parameters:memory_size}}.
+# 4. 6.7B on a B200, eight samples at a time: it may fit, and with recomputing it does. 175B cannot be helped: its
+#    {{state:in_words}} bytes alone are {{state * GPT3["175B"].parameters:memory_size}}.
 # </details>
 #
 # ## 8. Two ways to share
@@ -383,7 +382,7 @@ ways = {
 }
 for name, way in ways.items():
     shared = estimate(model_13b, node, way, 256)
-    text = f"{shared.memory.total / GiB:4.0f} GiB, {'fits' if shared.fits else 'does not fit'}"
+    text = f"{shared.memory.total / GiB:4.0f} GiB, {shared.fit}"
     print(f"{name:41} {text:23} {shared.mfu:.0%} of the peak, if it fits")
 
 # %% [markdown]
@@ -455,9 +454,12 @@ from course_lib.planner import memory  # noqa: F401
 # - **Sixteen is for Adam.** Plain gradient descent keeps nothing, other optimizers less. Then it is eight.
 # - **Long sequences.** Attention that keeps a number for every two places makes activations grow with the square of the
 #   sequence. Ours computes these numbers again in the backward pass (Dao et al. 2022).
-# - **Not every byte is the model's.** A device also holds its driver, communication buffers and fragments. The planner
-#   sets aside {{memory.DRIVER:memory_size}}, half as much for each group that the device talks in, and a tenth of
-#   everything else.
+# - **Not every byte is the model's.** A device also holds its driver, communication buffers and holes between tensors.
+#   The planner sets aside {{memory.DRIVER:memory_size}}, half as much for each group that the device talks in, and
+#   {{memory.HOLES:percent}} of everything else.
+# - **Software differs.** Some software computes the loss in one kernel, some keeps two copies of the logits in 32 bits
+#   for it. So the planner gives a range, which has nine in ten published figures in it. A model *fits* if all of the
+#   range is below what the device has, *may fit* if only a part of it is, and *does not fit* otherwise.
 #
 # ### Further reading
 #

@@ -63,13 +63,14 @@ def _two_limits() -> Outcome:
     planned = {name: estimate(SEVEN, cluster, plan, 256) for name, (cluster, plan) in MACHINES.items()}
     one, larger, eight = planned.values()
     lines = (
-        f"{name}: {memory_size(e.memory.total)} of {memory_size(e.capacity)}, {'fits' if e.fits else 'does not fit'}; "
+        f"{name}: {memory_size(e.memory.total)} of {memory_size(e.capacity)}, {e.fit}; "
         f"{long_time(TOKENS / e.tokens_per_second)} of training"
         for name, e in planned.items()
     )
     alone_or_shared = {name: e.memory for name, e in planned.items() if e is not larger}
     picture = memory_by_part(alone_or_shared, one.capacity, title="What an H100 holds, alone and with seven others")
-    right = not one.fits and larger.fits and eight.fits and larger.tokens_per_second < eight.tokens_per_second / 4
+    fits = [e.fit for e in planned.values()] == ["does not fit", "fits", "fits"]
+    right = fits and larger.tokens_per_second < eight.tokens_per_second / 4
     return Outcome(None, found={"lines": "; ".join(lines), "small": small}, shown=right, pictures=(picture,))
 
 

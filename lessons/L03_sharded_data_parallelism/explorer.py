@@ -44,13 +44,12 @@ def draw(model: str, devices: int, stage: int, recompute: str) -> View:
 def describe(model: str, devices: int, stage: int, recompute: str, one: Estimate) -> str:
     """Say whether the model fits, how long a step takes, and which is the first stage that is enough."""
     time, data = one.step_time.total, one.flows["data"]
-    fits = "fits" if one.fits else "does not fit"
     need = f"each device needs {memory_size(one.memory.total)}, and has {memory_size(one.capacity)}"
     cost = f"A step takes {duration(time)}, {percent(one.step_time.data / time)} of it for what travels"
     enough = [name for other, name in STAGES.items() if planned(model, devices, other, recompute).fits]
     first = f"The first stage that is enough here is {enough[0]}" if enough else "No stage is enough here"
     return (
-        f"{model} on {devices} devices with {STAGES[stage]} {fits}: {need}. {cost} and is not hidden; "
+        f"{model} on {devices} devices with {STAGES[stage]} {one.fit}: {need}. {cost} and is not hidden; "
         f"each sends {data_size(round(data.bytes))}. {first}."
     )
 

@@ -423,7 +423,7 @@ recipe, first = RECIPES["bf16"], planned("6.7B", 8, 1)
 #
 # 1. Take 6.7B on 8 devices. Which is the first stage that fits? Is its step longer than that of data parallelism?
 # 2. Take 13B on 8 devices. There are two ways to make it fit: a higher stage, or recomputing. Which one is faster?
-# 3. Stay with 13B, keep the activations, choose ZeRO-1, and add devices. Why does it never fit?
+# 3. Stay with 13B, keep the activations, choose ZeRO-1, and add devices. Why does it never fit for certain?
 # 4. Make 175B fit. How many devices does that take? What does a step lose to traffic on 512 of them?
 
 # %%
@@ -451,7 +451,7 @@ never, most = planned("13B", DEVICES[-1], 1), planned("175B", DEVICES[-1], 3, "f
 #    well, and takes {{slower:duration}}.
 # 3. What ZeRO-1 does not cut stays: the parameters, their gradients, the activations, and a margin for what no tensor
 #    is in. With {{DEVICES[-1]}} devices that is still {{never.memory.total:memory_size}}, and a device has
-#    {{never.capacity:memory_size}}.
+#    {{never.capacity:memory_size}}: it {{never.fit}}, where the software is lean.
 # 4. {{enough}} devices are enough, with ZeRO-3 and recomputing. On {{DEVICES[-1]}} devices
 #    {{most.data / most.total:percent}} of the step goes into traffic.
 # </details>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.distributed as dist
 
@@ -67,19 +69,24 @@ def _tried() -> dict[str, Estimate]:
     return {name: estimate(LARGE, NODES, plan, BATCH) for name, plan in CANDIDATES.items()}
 
 
+@cache
+def _best() -> Estimate:
+    return search(LARGE, NODES, BATCH).best
+
+
 def _strategy() -> Outcome:
     tried = _tried()
-    best = search(LARGE, NODES, BATCH).best
+    best = _best()
     plan = best.plan
     found = f"{plan.tp} tensor ranks, {plan.pp} stages, {plan.dp} replicas"
     lines = [_in_words(name, one) for name, one in (tried | {f"the best of all plans, {found}": best}).items()]
-    right = not tried["64 replicas"].fits and best.mfu > 5 * tried["64 tensor ranks"].mfu and plan.tp <= 8
+    right = tried["64 replicas"].fit == "does not fit" and best.mfu > 5 * tried["64 tensor ranks"].mfu and plan.tp <= 8
     return Outcome(None, found={"lines": "; ".join(lines)}, shown=right)
 
 
 def _in_words(name: str, one: Estimate) -> str:
     if not one.fits:
-        return f"{name}: does not fit, {one.memory.total / 2**30:,.0f} GiB on a device that has 80"
+        return f"{name}: {one.fit}, {one.memory.total / 2**30:,.0f} GiB on a device that has 80"
     return f"{name}: {one.memory.total / 2**30:.0f} GiB, computes at {one.mfu:.0%} of what the devices can"
 
 
@@ -91,5 +98,5 @@ QUESTIONS: dict[str, Seeded] = {
         (12, 32, 40),
         lambda layers: {"layers": layers},
     ),
-    "choose_strategy": Seeded(None, open_case(_strategy), fields=lambda _: {"tried": [*_tried().values()]}),
+    "choose_strategy": Seeded(None, open_case(_strategy), fields=lambda _: {"tried": [*_tried().values(), _best()]}),
 }

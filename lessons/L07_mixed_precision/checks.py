@@ -222,10 +222,10 @@ def _two_bytes(observed: list[Observed]) -> str:
     return too_much * (most > least + 16)
 
 
-# a rank rounds once, then each sum: at most 8 times 2^-11
-sum_options: dict[str, Any] = {"pace": PACE, "rounding": 2.0**-8, "breach": _two_bytes}
-sum_price = _sums(4, 4, "usual", 3_000)
-sum_gradients = Exercise("sum_gradients", mean_of_all, result, _sums_cases, sum_price, **sum_options)
+price, off = _sums(4, 4, "usual", 3_000), 2.0**-8  # a rank rounds once, then each sum: at most 8 times 2^-11
+sum_gradients = Exercise(
+    "sum_gradients", mean_of_all, result, _sums_cases, price, PACE, rounding=off, breach=_two_bytes
+)
 divide = "total /= n * len(micro_batches)"
 sum_gradients.change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
 sum_gradients.change("divided_by_micro_batches", divide, "total /= len(micro_batches)")
@@ -294,10 +294,10 @@ def _view_norms(observed: list[Observed]) -> list[Values]:
     return [{name: one for name, one in seen.values.items() if matters or name == "the result"} for seen in observed]
 
 
-# PyTorch adds 1e-6 to the norm
-clip_options: dict[str, Any] = {"pace": PACE, "rounding": 1e-5, "compared": _view_norms}
-clip_price = _norms(4, "a large norm", 1)
-unscale_and_clip = Exercise("unscale_and_clip", clipped, _play_norms, _norms_cases, clip_price, **clip_options)
+price, off = _norms(4, "a large norm", 1), 1e-5  # PyTorch adds 1e-6 to the norm
+unscale_and_clip = Exercise(
+    "unscale_and_clip", clipped, _play_norms, _norms_cases, price, PACE, rounding=off, compared=_view_norms
+)
 over_ranks, unscaled = "    dist.all_reduce(total)\n", "for gradient in gradients:\n        gradient /= scale"
 unscale_and_clip.change("own_norm", over_ranks, "")
 unscale_and_clip.change("decided_alone", "not total.isfinite()", "not all(one.isfinite().all() for one in gradients)")

@@ -4,11 +4,12 @@
     | loss scale    o----  none          | of them the format turns into zeros    |
     | weights       ----o  master copy   |                                        |
     | learning      ---o-  rate 0.003    |                                        |
+    | divided by    ----o  all tokens    |                                        |
     | the result, in words               |                                        |
     | the loss of this training while it goes on, beside the same one in float32  |
 
-The training stands for one process's share of a large run: its minibatch counts as one of 65,536 micro-batches, so that
-its gradients are as small as in a run with millions of tokens in a minibatch.
+The training stands for one process's share of a large run: its minibatch counts as one of 65,536 micro-batches, and its
+loss is divided by the tokens of all of them before the backward pass, or only by its own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from lessons.L07_mixed_precision.figure import lost, number_range, power
 from lessons.L07_mixed_precision.runs import Format, exponents
 
 SAMPLES, STEPS = 64, 150
-MICRO_BATCHES = 2**16  # in one minibatch; the loss is divided by their number
+MICRO_BATCHES = 2**16  # in one minibatch, whose tokens the loss may be divided by
 PIECE = 10  # steps between two pictures
 FORMATS = ("float32", "bfloat16", "float16")
 SCALES = {"none": 1.0, "2⁸": 2.0**8, "2¹⁶": 2.0**16, "2⁴⁰": 2.0**40, "dynamic": None}
@@ -43,12 +44,13 @@ RATES = (1e-5, 1e-4, 1e-3, 3e-3)
 
 
 class MixedPrecisionSetting(NamedTuple):
-    """The values of the controls. scale: of the loss; None for a dynamic one."""
+    """The values of the controls. scale: of the loss; None for a dynamic one.  divisor: of the mean over own tokens."""
 
     format: str
     scale: float | None
     has_master_weights: bool
     learning_rate: float
+    divisor: int = MICRO_BATCHES
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,7 +71,9 @@ class OngoingTraining:
         self._model = TinyGPT(SMALL, dtype=setting.dtype)
         self._scaler = LossScaler(setting.scale or HIGHEST, dynamic=setting.scale is None, growth_interval=GROWTH)
         keeps = MasterWeights if setting.has_master_weights else RoundedWeights
-        make = partial(torch.optim.AdamW, lr=setting.learning_rate, eps=1e-15)
+        # AdamW adds eps to the gradients' size, so it is divided as they are.
+        make = partial(torch.optim.AdamW, lr=setting.learning_rate, eps=1e-8 / setting.divisor)
+        self._divisor = setting.divisor
         self._optimizer = keeps(self._model.parameters(), make, self._scaler)
         self._minibatches = data.minibatches(data.train_test_split()[0], SAMPLES)
 
@@ -91,8 +95,9 @@ class OngoingTraining:
             return
         piece = islice(self._minibatches, min(PIECE, STEPS - len(self.losses)))
         with one_thread():
+            small_loss = partial(divided_loss, self._divisor)
             losses = train(self._model, piece, small_loss, self._optimizer, self._scaler, combine=self._look)
-        self.losses += [MICRO_BATCHES * loss for loss in losses]
+        self.losses += [self._divisor * loss for loss in losses]
 
     def _look(self) -> None:
         """Note the gradients' zeros, and an overflow, after a backward pass."""
@@ -102,9 +107,8 @@ class OngoingTraining:
         self.skipped += not gradient.isfinite().all()
 
 
-def small_loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A micro-batch's part of the minibatch's loss."""
-    return data.answer_loss(output, targets) / MICRO_BATCHES
+def divided_loss(divisor: int, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return data.answer_loss(output, targets) / divisor
 
 
 @contextmanager
@@ -120,10 +124,10 @@ def one_thread() -> Iterator[None]:
 
 @cache
 def first_gradients() -> dict[int, float]:
-    """A histogram of the first step's gradients, in float32 and without a loss scale, from `exponents`."""
+    """A histogram of the first step's gradients, in float32, of the mean over its own tokens, from `exponents`."""
     model = TinyGPT(SMALL)
     inputs, targets = next(data.minibatches(data.train_test_split()[0], SAMPLES))
-    small_loss(model(inputs), targets).backward()
+    data.answer_loss(model(inputs), targets).backward()
     return exponents(gradients_of(model))
 
 
@@ -141,7 +145,7 @@ def look(setting: MixedPrecisionSetting, in_32_bits: OngoingTraining) -> Iterato
         in_32_bits.go_on()
         left = max(training.pieces_left, in_32_bits.pieces_left)
         curves = {"float32": in_32_bits.losses, f"{setting.format}, as set": training.losses}
-        sizes = scaled(first_gradients(), training.scale)
+        sizes = scaled(first_gradients(), training.scale / setting.divisor)
         yield View(
             describe(setting, training, in_32_bits),
             number_range(sizes, Format.of(setting.dtype), HALF, "How large are the gradients?"),
@@ -152,7 +156,7 @@ def look(setting: MixedPrecisionSetting, in_32_bits: OngoingTraining) -> Iterato
 
 def describe(setting: MixedPrecisionSetting, training: OngoingTraining, in_32_bits: OngoingTraining) -> str:
     """Say what the format does to the gradients, and how far the training has come beside float32."""
-    shares = lost(scaled(first_gradients(), training.scale), Format.of(setting.dtype))
+    shares = lost(scaled(first_gradients(), training.scale / setting.divisor), Format.of(setting.dtype))
     scale = "no loss scale" if setting.scale == 1 else f"a loss scale of {power(round(math.log2(training.scale)))}"
     text = (
         f"{setting.format} with {scale}{', for now' * (setting.scale is None)}: of the finished gradient "
@@ -184,7 +188,7 @@ def _share_in_words(share: float) -> str:
 
 
 class MixedPrecisionExplorer(Explorer):
-    """An explorer of format, loss scale, master weights and learning rate; the training goes on until the next move."""
+    """An explorer of format, loss scale, masters, learning rate and divisor; a training goes on until the next move."""
 
     def __init__(
         self,
@@ -192,6 +196,7 @@ class MixedPrecisionExplorer(Explorer):
         scale: float | None = 1.0,
         has_master_weights: bool = True,
         learning_rate: float = 3e-3,
+        divisor: int = MICRO_BATCHES,
     ) -> None:
         keeps = ("in the format only", "master copy in 32 bits")
         controls = [
@@ -199,6 +204,7 @@ class MixedPrecisionExplorer(Explorer):
             Slider("loss scale", tuple(SCALES.values()), scale, tuple(SCALES)),
             Slider("weights", (False, True), has_master_weights, keeps),
             Slider("learning", RATES, learning_rate, [f"rate {each:.5f}".rstrip("0") for each in RATES]),
+            Slider("divided by", (1, MICRO_BATCHES), divisor, ("its own tokens", "all tokens")),
         ]
         in_32_bits = cache(lambda rate: OngoingTraining(MixedPrecisionSetting("float32", 1.0, False, rate)))
-        super().__init__(controls, lambda *values: look(MixedPrecisionSetting(*values), in_32_bits(values[-1])))
+        super().__init__(controls, lambda *values: look(MixedPrecisionSetting(*values), in_32_bits(values[3])))

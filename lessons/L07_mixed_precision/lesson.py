@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Mixed precision
 #
-# **What you do:** train in 16 bits, watch it go wrong in three different ways, and put each of them right.<br>
+# **What you do:** train in 16 bits, watch it go wrong in three different ways, put each of them right, and go on
+# to fewer bits.<br>
 # **Time:** 45 minutes. The last two cases can wait for another day.<br>
 # **You need:** [Data parallelism](02_data_parallelism.ipynb); for the last two cases
 # [Pipeline parallelism](05_pipeline_parallelism.ipynb).
@@ -14,7 +15,7 @@
 # A number in PyTorch has 32 bits, unless you say otherwise. With 16, twice as many fit into the same memory and
 # through the same cable, and a GPU multiplies them many times as fast. So why not use 16 everywhere?
 #
-# There are two formats of 16 bits. *Predict:* what do they make of 1.001?
+# There are two formats of 16 bits. *Predict:* what does each make of 1.001?
 
 # %%
 import torch
@@ -36,8 +37,9 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 
 # %% [markdown]
 # bfloat16 reaches as far as float32, with two to three digits. float16 has one digit more and ends early: at
-# {{torch.finfo(torch.float16).max:.0f}} above, and at $2^{-24}$ below. Keep both flaws in mind, *few digits* and
-# *narrow range*. Everything that goes wrong in this lesson comes from one or the other.
+# {{torch.finfo(torch.float16).max:.0f}} above, and at $2^{-24}$ below. So one has *few digits* and the other a *narrow
+# range*, and everything that goes wrong in this lesson comes from one or the other. Large language models are trained
+# in bfloat16 today. So we begin with it, and float16 comes later.
 #
 # How fast are 16 bits on your computer? *Predict* an order, from the fastest format to the slowest:
 
@@ -156,8 +158,17 @@ for accumulate_in in (torch.bfloat16, torch.float32):
 # it are lost. Where it comes last, the ones have added up to 4, and 256 + 4 is 260. (The other two get to 260 by luck:
 # on their way they come to 259, which lies halfway between 258 and 260, and 260 is the even one.) In the second line
 # the numbers *travel* in 16 bits all the same, and are *added* in 32 bits by one rank, which rounds once. That costs
-# not a byte more.
-#
+# not a byte more. Here is how they add up; then each finished sum goes
+# to all ranks:
+
+# %%
+import inspect
+
+from course_lib.mechanisms import collectives
+
+print(inspect.getsource(collectives._add_own_chunk))
+
+# %% [markdown]
 # ## 3. From step to step
 #
 # ### Question: fast, and then it ends badly
@@ -170,23 +181,40 @@ from lessons import Card
 Card("Q9")
 
 # %% [markdown]
-# *Predict:* a model in bfloat16 takes one step with a learning rate of 0.00001. What share of its weights is changed?
+# Here is a training loop, which we use from now on. The model computes in its own format; the loss, a mean over many
+# numbers, is in 32 bits in every case.
 
 # %%
+import math
 from functools import partial
 from itertools import islice
-
-from course_lib.classroom.runs.training import train
-from lessons.L07_mixed_precision.runs import share_moved
 
 small = GPTConfig(layers=1, hidden=32, heads=2)
 torch.set_num_threads(1)  # so small a model is no faster with more
 
+def training(model, optimizer, steps, divide_by=1, scaler=None):
+    losses = []
+    for inputs, targets in islice(data.minibatches(problems, 64), steps):
+        loss = data.answer_loss(model(inputs).float(), targets) / divide_by
+        losses.append(divide_by * loss.item())
+        if not math.isfinite(losses[-1]):
+            break
+        (scaler.scale(loss) if scaler else loss).backward()  # you meet the scaler in section 5
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+# %% [markdown]
+# *Predict:* a model in bfloat16 takes one step with a learning rate of 0.00001. What share of its weights is changed?
+
+# %%
+from lessons.L07_mixed_precision.runs import share_moved
+
+
 def moved(lr, dtype):
     model = TinyGPT(small, dtype=dtype)
     before = [weight.detach().clone() for weight in model.parameters()]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    train(model, islice(data.minibatches(problems, 64), 1), data.answer_loss, optimizer)
+    training(model, torch.optim.AdamW(model.parameters(), lr=lr), steps=1)
     return share_moved(before, model.parameters())
 
 # %% tags=["nbval-ignore-output"]
@@ -200,14 +228,23 @@ for lr in (1e-2, 1e-3, 1e-4, 1e-5):
 # rate.
 #
 # The remedy is to keep two copies. The model computes with weights of 16 bits. The optimizer works on **master
-# weights** of 32 bits, where small updates add up, and after each step the model gets them, rounded:
+# weights** of 32 bits, where small updates add up, and after each step the model gets them, rounded. This is `step` of
+# `MasterWeights`, except for the loss scale:
+#
+# ```python
+# for parameter, master in zip(model_parameters, master_parameters):
+#     master.grad = parameter.grad.to(torch.float32)
+# optimizer.step()                      # an optimizer over the masters
+# for parameter, master in zip(model_parameters, master_parameters):
+#     parameter.copy_(master)           # rounds
+# ```
 
 # %%
 def losses(dtype, has_master_weights, steps=300, lr=1e-5):
     model = TinyGPT(small, dtype=dtype)
     make = partial(torch.optim.AdamW, lr=lr)
     optimizer = MasterWeights(model.parameters(), make) if has_master_weights else make(model.parameters())
-    return train(model, islice(data.minibatches(problems, 64), steps), data.answer_loss, optimizer)
+    return training(model, optimizer, steps)
 
 # %%
 bfloat16_master = "bfloat16 with master weights"
@@ -237,16 +274,6 @@ print("with master weights it is like float32:", abs(progress[bfloat16_master] /
 # is rounded away there is lost for good, and more is lost the smaller the updates become. The rule of thumb: *compute
 # and send in 16 bits, remember and add up in 32.*
 #
-# This is `step` of `MasterWeights`, but for the loss scale, which comes next:
-#
-# ```python
-# for parameter, master in zip(model_parameters, master_parameters):
-#     master.grad = parameter.grad.to(torch.float32)
-# optimizer.step()                      # an optimizer over the masters
-# for parameter, master in zip(model_parameters, master_parameters):
-#     parameter.copy_(master)           # rounds
-# ```
-#
 # ### Question: what is kept in 32 bits costs memory
 #
 # Commit to a number, with its unit. Then it is counted.
@@ -254,51 +281,78 @@ print("with master weights it is like float32:", abs(progress[bfloat16_master] /
 # %%
 Card("bytes_per_weight")
 
-# %% [markdown]
-# Then there is all that is not kept for each weight: the gradients on their way to other ranks, and the activations,
-# which are most of the memory in a long sequence or a large batch. *Predict:* how much smaller are the activations?
-
-# %%
-from course_lib.instruments.ledger import Ledger
-
-inputs, targets = next(data.minibatches(problems, 64))
-for dtype in (torch.float32, torch.bfloat16):
-    model = TinyGPT(small, dtype=dtype)
-    with Ledger(model) as ledger:
-        data.answer_loss(model(inputs).float(), targets).backward()
-    print(f"{str(dtype)[6:]:9} {max(sample.held.activations for sample in ledger.samples):9,} bytes of activations")
-
 # %% tags=["build-only"]
 from course_lib.planner import memory
 
 of_16_bits, of_32_bits = memory.recipe(Plan()), memory.recipe(Plan(fp32_gradients=True))
 
 # %% [markdown]
-# Half, but for the few that are in 32 bits in both: the logits and their loss. (The masters need not be whole on each
-# rank: that is one of the things that sharded data parallelism cuts up.)
+# You will read three different numbers for that, and they differ in the gradients: {{of_16_bits.gradient}} bytes in 16
+# bits make **{{sum(of_16_bits)}}** in all; {{of_32_bits.gradient}} bytes in 32 bits make **{{sum(of_32_bits)}}**; and
+# both side by side make **{{sum(of_16_bits) + of_32_bits.gradient}}**. This course says {{sum(of_16_bits)}} unless it
+# says more. (The masters need not be whole on each rank: that is one of the things that sharded data parallelism cuts
+# up.)
 #
-# For what is kept for each weight, you will read three different numbers. They differ in the gradients:
-# {{of_16_bits.gradient}} bytes in 16 bits make **{{sum(of_16_bits)}}**; {{of_32_bits.gradient}} bytes in 32 bits, in
-# which micro-batches are added up, make **{{sum(of_32_bits)}}**; and both side by side, as here while micro-batches are
-# being added up, make **{{sum(of_16_bits) + of_32_bits.gradient}}**. This course says {{sum(of_16_bits)}} unless it
-# says more.
+# ## 4. All of it, on four ranks
 #
-# ## 4. Small gradients
-#
-# In a large training run, the loss is the mean over a minibatch of millions of tokens, so each token's part in the
-# gradient is divided by millions. Ours has few tokens; but let us say that it is one of $2^{16}$ micro-batches of a
-# large minibatch, and divide its loss accordingly. In float32, that changes nothing. In float16 everything below
-# $2^{-25}$ is zero. *Predict:* how much of the gradient is lost?
+# Now the whole recipe of today: a model in bfloat16, gradients averaged in bfloat16, and master weights. *Predict:* how
+# many bytes does each of four ranks send in two hundred steps, compared with float32? And how well does it learn?
 
 # %%
-from lessons.L07_mixed_precision.runs import share_vanishing
+from course_lib.mechanisms import batches
+from course_lib.mechanisms.data_parallel import DataParallel
 
+
+def whole_training(rank, dtype):
+    replica = DataParallel(TinyGPT(small, seed=rank, dtype=dtype))
+    master = MasterWeights(replica.parameters(), torch.optim.AdamW, lr=3e-3)  # once the replicas are equal
+    curve = []
+    for minibatch in islice(data.minibatches(problems, 64), 200):
+        inputs, targets = batches.split(minibatch, 4)[rank]
+        loss = data.answer_loss(replica(inputs).float(), targets)
+        curve.append(loss.item())
+        loss.backward()
+        replica.finish()
+        master.step()
+    return curve[0] - loss_at_end(curve)
+
+# %%
+runs = {dtype: launch(whole_training, world_size=4, args=(dtype,)) for dtype in (torch.float32, torch.bfloat16)}
+for dtype, run in runs.items():
+    print(f"{str(dtype)[6:]}: {run.timeline.bytes_sent(0):,} bytes sent")
+in_32, in_16 = (run.results[0] for run in runs.values())
+print("as far as float32:", abs(in_16 / in_32 - 1) < 0.1)
+
+# %% [markdown]
+# Half the bytes, and it learns as well. (What is not halved are the few bytes that count samples.) But do not expect it
+# to be faster here: a small model waits for Python most of the time, your CPU does with 16 bits what you have measured
+# in section 1, and ranks in one computer have no slow cable between them. On GPUs it saves time, too.
+#
+# ## 5. float16, and its narrow range
+#
+# GPUs older than the A100 have circuits for float16 alone. It has more digits than bfloat16, but everything below
+# $2^{-25}$ is zero, and the gradients of single activations are small numbers: a token's part in the loss is divided by
+# the number of tokens. How small depends on *whose* tokens these are. In DistributedDataParallel each rank divides by
+# its own, and the mean over ranks is taken after the backward pass. torchtitan, which trains in bfloat16, divides
+# before the backward pass, by the tokens of the whole minibatch, `global_valid_tokens` in its `trainer.py`, as ranks
+# may have different numbers of them.
+
+# %% tags=["build-only"]
+(_, targets), MICRO_BATCHES = next(data.minibatches(problems, 64)), 2**16
+tokens = int((targets != data.NO_LOSS).sum())
+
+# %% [markdown]
+# Ours has {{tokens}} tokens in a minibatch. Let us say that it is one of $2^{16}$ micro-batches of a large minibatch,
+# which then has {{tokens * MICRO_BATCHES / 1e6:.0f}} million tokens, and divide its loss in both ways. *Predict:* in
+# which of the two does float16 lose gradients?
+
+# %%
 MICRO_BATCHES = 2**16
 
-def gradients(dtype, scale):
+def gradients(dtype, divide_by=1, scale=1.0):
     model = TinyGPT(small, dtype=dtype)
     inputs, targets = next(data.minibatches(problems, 64))
-    loss = data.answer_loss(model(inputs).float(), targets) / MICRO_BATCHES
+    loss = data.answer_loss(model(inputs).float(), targets) / divide_by
     (scale * loss).backward()
     return [weight.grad for weight in model.parameters()]
 
@@ -306,80 +360,72 @@ def zeros(gradients):
     return sum((gradient == 0).sum().item() for gradient in gradients) / sum(map(torch.numel, gradients))
 
 # %% tags=["nbval-ignore-output"]
-exact = gradients(torch.float32, scale=1)
-print(f"of the finished gradient, float16 would lose {share_vanishing(exact, torch.float16):.0%}")
-print(f"of a backward pass in float16, {zeros(gradients(torch.float16, scale=1)):.0%} are zeros")
+for words, divide_by in (("its own tokens", 1), ("the tokens of the minibatch", MICRO_BATCHES)):
+    print(f"divided by {words:27}: {zeros(gradients(torch.float16, divide_by)):4.0%} zeros after a pass in float16,",
+          f"{zeros(gradients(torch.float32, divide_by)):.0%} in float32")
 
 # %% [markdown]
-# More is lost on the way than at its end: what vanishes in the last layer is missing in all layers before it. Here is
-# how large the numbers of the finished gradient are, and what float16 would make of them:
+# Here is how large the numbers of the second gradient are in float32, and what float16 would make of them. In its own
+# backward pass it loses even more: what vanishes in the last layer is missing from all layers before it.
 
 # %% tags=["nbval-ignore-output"]
 from lessons.L07_mixed_precision.figure import number_range
 from lessons.L07_mixed_precision.runs import Format, exponents
 
-float16 = Format.of(torch.float16)
-number_range(exponents(exact), float16, title="How large are the gradients?")
+exact = gradients(torch.float32, MICRO_BATCHES)
+number_range(exponents(exact), Format.of(torch.float16), title="How large are the gradients?")
 
 # %% [markdown]
-# The gradients are not too different from each other for float16. They just lie too low, and above them is a lot of
-# room: it ends at $2^{16}$. *Predict:* what happens if you multiply the loss by {{MICRO_BATCHES:,}}, and divide the
-# gradients by it once they are in float32?
-
-# %% tags=["nbval-ignore-output"]
-scaled = gradients(torch.float32, scale=2**16)
-print(f"of the finished gradient, float16 now loses {share_vanishing(scaled, torch.float16):.1%}")
-number_range(exponents(scaled), float16, title="With the loss multiplied by 65,536")
-
-# %% [markdown]
-# This is **loss scaling**. Every gradient is proportional to the loss, so one multiplication moves them all, and a
-# power of two changes no digit of them. Does it matter for learning? Here is the same training in float32, and in
-# float16 without and with what you now know.
+# They are not too different from each other for float16. They just lie too low, and above them is a lot of room: it
+# ends at $2^{16}$. So multiply the loss by {{MICRO_BATCHES:,}}, and divide the gradients by it once they are in
+# float32. This is **loss scaling**. Every gradient is proportional to the loss, so one multiplication moves them all,
+# and a power of two changes no digit of them. *Predict* which of these trainings needs it:
 
 # %%
 from course_lib.mechanisms.mixed_precision import LossScaler
 
 
-def micro_batch_loss(logits, targets):
-    return data.answer_loss(logits, targets) / MICRO_BATCHES
-
-def losses_of_micro_batches(dtype, has_master_weights, scaler=None, steps=150):
-    model = TinyGPT(small, dtype=dtype)
-    make = partial(torch.optim.AdamW, lr=3e-3, eps=1e-15)
-    optimizer = MasterWeights(model.parameters(), make, scaler) if has_master_weights else make(model.parameters())
-    curve = train(model, islice(data.minibatches(problems, 64), steps), micro_batch_loss, optimizer, scaler)
-    return [loss * MICRO_BATCHES for loss in curve]
+def losses_in(dtype, divide_by=1, scale=1.0):
+    model, scaler = TinyGPT(small, dtype=dtype), LossScaler(scale)
+    eps = 1e-8 / divide_by  # AdamW adds it to the gradients' size, so it has to be divided like them
+    optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=3e-3, eps=eps)
+    return training(model, optimizer, 150, divide_by, scaler)
 
 # %%
-everything = "float16, master weights and scaling"
 curves = {
-    "float32": losses_of_micro_batches(torch.float32, False),
-    "float16": losses_of_micro_batches(torch.float16, False),
-    "float16, master weights": losses_of_micro_batches(torch.float16, True),
-    everything: losses_of_micro_batches(torch.float16, True, LossScaler(2.0**16)),
+    "float32": losses_in(torch.float32),
+    "float16, its own tokens": losses_in(torch.float16),
+    "float16, all tokens": losses_in(torch.float16, MICRO_BATCHES),
+    "float16, all tokens, scaled": losses_in(torch.float16, MICRO_BATCHES, scale=2.0**16),
 }
 
 # %% tags=["nbval-ignore-output"]
-loss_curves(curves, title="One ingredient after the other")
+loss_curves(curves, title="Who needs a loss scale?")
 
 # %%
 progress = {name: curve[0] - loss_at_end(curve) for name, curve in curves.items()}
-print("float16 alone: its loss is", curves["float16"][-1], "after", len(curves["float16"]) - 1, "step")
-print("master weights, no scaling: less than a quarter as far:",
-      progress["float16, master weights"] < progress["float32"] / 4)
-print("master weights and scaling: like float32:", abs(progress[everything] / progress["float32"] - 1) < 0.05)
+for name in list(curves)[1:]:
+    share = progress[name] / progress["float32"]
+    print(f"{name:27}: {'as far as float32' if abs(share - 1) < 0.05 else 'nowhere' if share < 0.05 else share}")
 
 # %% [markdown]
-# float16 alone ends at once: AdamW divides by the root of a mean of squares of gradients, and squares vanish first. Its
-# first step is $0 / 0$. With master weights the squares are taken in 32 bits, but of gradients most of which are zero.
-# It takes both. (Then the line lies on that of float32 again.)
+# So a loss scale is not always needed: divided by its own tokens, our model trains in float16 as in float32. The same
+# is true elsewhere. Micikevicius et al. (2018) needed none for their image classifiers. Their object detector diverged
+# without one: its activation gradients between $2^{-27}$ and $2^{-24}$ mattered, the smaller ones did not, and a scale
+# of 8 was enough (section 3.2 and figure 3). Their large language model diverged late, after 300,000 steps, and needed
+# a scale of 128. Nobody knows beforehand. So in float16 one always scales, and lets the scale find its size.
 #
-# ## 5. How large a scale?
+# ### How large a scale?
 #
 # Too small, and gradients vanish. Too large, and they overflow: above {{torch.finfo(torch.float16).max:.0f}} there is
-# only `inf`, and one `inf` in a weight is the end. A **dynamic** scale looks for the edge by itself. If any gradient is
-# `inf` or `nan`, this step is skipped and the scale halved; after so many good steps in a row it is doubled. *Predict:*
-# the scale begins at $2^{30}$. How does it go on?
+# only `inf`, and one `inf` in a weight is the end. So a **dynamic** scale looks for the edge, and an update whose
+# gradients are `inf` or `nan` is skipped. This is how the scale adapts after each step:
+
+# %%
+print(inspect.getsource(LossScaler._adapt))
+
+# %% [markdown]
+# *Predict:* with a growth interval of 5, the scale begins at $2^{30}$. How does it go on?
 
 # %%
 def trajectory(scale, steps):
@@ -394,19 +440,17 @@ def trajectory(scale, steps):
     return line
 
 # %% tags=["nbval-ignore-output"]
-import math
-
 for used, is_taken in trajectory(scale=2.0**30, steps=40):
     print(f"2^{math.log2(used):.0f}{'' if is_taken else ' skipped'}", end=", ")
 
 # %% [markdown]
 # It falls until nothing overflows. After five good steps in a row it is doubled again; where that goes over the edge,
 # a step is skipped, and it is halved. (Real runs wait for {{torch.amp.GradScaler("cpu").get_growth_interval()}} steps
-# before they try.) On one rank, `torch.amp.GradScaler` does exactly the same, number for number.
+# before they try.)
 #
-# ### Question: an overflow on one rank
+# ### Question: an overflow in one place
 #
-# Each option is tried by four replicas, which begin equal and compute the same.
+# Each option is run by four ranks, and compared with one process that has the whole batch.
 
 # %%
 Card("one_overflow")
@@ -414,78 +458,192 @@ Card("one_overflow")
 # %% [markdown]
 # ## 6. Turn the knobs
 #
-# Now mix it yourself. Every move begins a real training, like the one in section 4. You see the curve of its loss as it
+# Now mix it yourself. Every move begins a real training, like those in section 5. You see the curve of its loss as it
 # goes on, beside the same training in float32. Move on whenever you have seen enough: the old run ends where it is, and
 # a new one begins. Above it are the gradients of the first step, where the loss scale has put them. Try these:
 #
-# 1. It begins with float16, which learns nothing. Which is the smallest loss scale that helps? What happens at the
-#    largest?
+# 1. It begins with float16, and a loss that is divided by all tokens of a large minibatch. Which is the smallest loss
+#    scale that helps? What happens at the largest? And which is needed if the loss is divided by its own tokens?
 # 2. Choose the dynamic scale, and watch the gradients. Where do they come to rest?
 # 3. bfloat16, no loss scale, and no master copy. Is it any good at a learning rate of 0.003? And at 0.00001?
 # 4. Take the master copy away in float16, with the best loss scale. Why does the scale not help?
-# 5. Is there anything that a loss scale changes in bfloat16 or float32?
 
 # %% tags=["nbval-ignore-output"]
 from lessons.L07_mixed_precision.explorer import MixedPrecisionExplorer
 
 MixedPrecisionExplorer()
 
+# %% tags=["build-only"]
+h100 = Cluster("H100-80GB").spec.peak
+
 # %% [markdown]
 # <details><summary>What you should see</summary>
 #
-# 1. 2⁸ is enough, and then it learns as well as float32. At 2⁴⁰ gradients overflow in every step, so every step is
-#    skipped.
+# 1. The smallest one on the slider that moves nearly all gradients into the range is enough. At 2⁴⁰ gradients overflow
+#    in every step, so every step is skipped. Divided by its own tokens, the loss needs no scale.
 # 2. It comes down from 2⁴⁰, at the price of a few skipped steps. The largest gradients come to rest near the upper end
 #    of what float16 can hold.
-# 3. At 0.003 it is as good as float32, and at 0.00001 it hardly learns.
-# 4. The gradients are divided by the scale before they are squared, and squares vanish in float16. After one step the
-#    loss is not a number.
-# 5. No, not a digit.
+# 3. At 0.003 it is as good as float32, and at 0.00001 it hardly learns. This is treacherous: learning rates fall as a
+#    training goes on.
+# 4. The gradients are divided by the scale before they are squared, and squares vanish in float16, as does AdamW's
+#    `eps`. After one step the loss is not a number.
 # </details>
 #
-# The third one is treacherous. With a large learning rate bfloat16 alone looks fine, and learning rates fall
-# as a training goes on.
+# ## 7. Eight bits, and four
 #
-# ## 7. All of it, on four ranks
-#
-# Now the whole recipe: a model in float16, gradients averaged in float16, master weights and a dynamic scale.
-# *Predict:* how many bytes does each of four ranks send in two hundred steps, compared with float32?
+# An H100 multiplies numbers of 8 bits {{h100["fp8"] / h100["fp16"]:in_words}} times as fast as numbers of 16 bits, and
+# the newest GPUs are faster again with 4 bits. There are few such numbers. **E4M3** has 4 bits for the size and 3 bits
+# for the digits, and ends at {{torch.finfo(torch.float8_e4m3fn).max:.0f}}. **E2M1** has 4 bits in all:
 
 # %%
-from course_lib.classroom.runs.training import shares
-from course_lib.mechanisms.data_parallel import DataParallel
+from lessons.L07_mixed_precision.few_bits import E2M1, E4M3, FP4, FP8, FP8_BLOCKS, MXFP8, NVFP4, rounded
 
-
-def whole_training(rank, dtype):
-    replica, scaler = DataParallel(TinyGPT(small, seed=rank, dtype=dtype)), LossScaler()
-    master = MasterWeights(replica.parameters(), torch.optim.AdamW, scaler, lr=3e-3)  # once the replicas are equal
-    curve, skipped = [], 0
-    for inputs, targets in shares(rank, samples=64, steps=200):
-        loss = data.answer_loss(replica(inputs).float(), targets)
-        curve.append(loss.item())
-        scaler.scale(loss).backward()
-        replica.finish()
-        skipped += not master.step()
-    return curve[0] - loss_at_end(curve), skipped
-
-# %%
-runs = {dtype: launch(whole_training, world_size=4, args=(dtype,)) for dtype in (torch.float32, torch.float16)}
-for dtype, run in runs.items():
-    print(f"{str(dtype)[6:]}: {run.timeline.bytes_sent(0):,} bytes sent")
-
-# %%
-in_32, in_16 = (run.results for run in runs.values())
-print("all ranks skipped the same number of steps:", len({skipped for _, skipped in in_16}) == 1)
-print("as far as float32:", abs(in_16[0][0] / in_32[0][0] - 1) < 0.1)
+numbers = 10 * torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+print("all of E2M1, and the same below zero:", rounded(numbers, E2M1).abs().unique().tolist())
+print("E4M3 is PyTorch's:", torch.equal(rounded(numbers, E4M3), numbers.to(torch.float8_e4m3fn).float()))
 
 # %% [markdown]
-# Half the bytes, and just as good. (What is not halved are the few bytes that count samples and ask for overflows.)
+# No CPU multiplies such numbers, so we emulate them: each number is rounded to the format, and kept in float32. (The
+# second line compares our rounding with PyTorch's.) With so narrow a range, one loss scale for everything is not
+# enough. Each tensor gets a scale of its own, or each **block** of a few numbers, so that the largest one just fits:
+#
+# ```python
+# scale = blocks.abs().amax(1, keepdim=True) / 448     # 6 for E2M1
+# result = rounded(blocks / scale) * scale
+# ```
+#
+# Large language models have outliers: a few activations are up to 100,000 times as large as the others (Sun et al.
+# 2024). Now let one number in a matrix of {{256 * 256:thousands}} be an outlier. *Predict:* how far off are all the
+# other rows, with one scale for the tensor and with one for each block?
+
+# %%
+formats = {
+    "FP8, one scale": FP8,
+    "FP8, blocks of 128": FP8_BLOCKS,  # DeepSeek-V3's activations
+    "MXFP8, blocks of 32": MXFP8,      # a power of two as scale
+    "FP4, one scale": FP4,
+    "NVFP4, blocks of 16": NVFP4,      # an E4M3 number as scale, and one in float32 for the tensor
+}
+
+def error(low, outlier):
+    numbers = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+    numbers[0, 0] = outlier
+    return ((low(numbers) - numbers)[1:].norm() / numbers[1:].norm()).item()
+
+print(" " * 21, "outlier of 1   of 100   of 100,000")
+for name, low in formats.items():
+    print(f"{name:21} {error(low, 1):12.1%} {error(low, 100):8.1%} {error(low, 100_000):12.1%}")
+
+# %% [markdown]
+# An outlier takes the range away from all that share its scale. In FP8 there is enough of it for a factor of a hundred,
+# but not for a hundred thousand. In FP4 nothing is left at all. In blocks the outlier harms only its own block.
+#
+# Does it matter for learning? Our model is too small to grow outliers of its own, so it gets a channel a hundred times
+# as large as the others, whose readers have weights a hundred times smaller: the same function. Inputs and outputs of
+# every matrix product of every layer are rounded, forward and backward. Embedding, head, norms, softmax, sums, and the
+# master weights stay in float32. *Predict:* which follow float32?
+
+# %%
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, low):
+        ctx.low = low
+        ctx.save_for_backward(x, weight)
+        return low(x) @ low(weight).T
+
+    @staticmethod
+    def backward(ctx, gradient):  # blocks lie along the dimension that is summed over, hence the .T
+        (x, weight), low = ctx.saved_tensors, ctx.low
+        return low(gradient) @ low(weight.T).T, low(gradient.T) @ low(x.T).T, None
+
+def linear(layer, low, x):
+    return Product.apply(x.flatten(0, -2), layer.weight, low).view(*x.shape[:-1], -1) + layer.bias
+
+def quantize(model, low):
+    for layer in model.blocks[1:-1].modules():  # between embedding and head
+        if isinstance(layer, torch.nn.Linear):
+            layer.forward = partial(linear, layer, low)
+
+# %%
+@torch.no_grad()
+def grow_outlier(model, factor=100):
+    for layer in model.blocks[1:-1]:
+        layer.attention_norm.weight[0] *= factor
+        layer.mlp_norm.weight[0] *= factor
+        for reader in (layer.attention.query, layer.attention.key, layer.attention.value, layer.mlp.up):
+            reader.weight[:, 0] /= factor
+
+def losses_with(low, steps=100):
+    model = TinyGPT(small)
+    grow_outlier(model)
+    if low:
+        quantize(model, low)
+    return training(model, torch.optim.AdamW(model.parameters(), lr=3e-3), steps)
+
+# %%
+tried = [name for name in formats if "128" not in name]  # our rows have only 32 numbers
+curves = {"float32": losses_with(None), **{name: losses_with(formats[name]) for name in tried}}
+
+# %% tags=["nbval-ignore-output"]
+drawn = {name: curve for name, curve in curves.items() if "MXFP8" not in name}  # it lies on FP8's
+loss_curves(drawn, title="Matrix products in 8 bits, and in 4 (emulated)")
+
+# %% tags=["nbval-ignore-output"]
+start = curves["float32"][0]
+for name, curve in curves.items():
+    share = (start - loss_at_end(curve)) / (start - loss_at_end(curves["float32"]))
+    print(f"{name:21} {share:4.0%} of the way of float32")
+
+# %% [markdown]
+# In 8 bits both follow float32. In 4 bits one scale falls far behind, and blocks come most of the way.
+#
+# The rule of thumb holds all the more. Without masters, with weights kept in MXFP8 from step to step, this is the share
+# of them that one step moves:
+
+# %%
+def moved_in(low, lr):
+    model = TinyGPT(small)
+    kept = [weight for weight in model.blocks[1:-1].parameters() if weight.dim() > 1]
+    before = [low(weight.detach()) for weight in kept]
+    training(model, torch.optim.AdamW(model.parameters(), lr=lr), steps=1)
+    return share_moved(before, [low(weight.detach()) for weight in kept])
+
+# %% tags=["nbval-ignore-output"]
+for lr in (1e-3, 1e-4, 1e-5):
+    print(f"learning rate {lr:7}: {moved_in(MXFP8, lr):5.1%} of the weights move in MXFP8")
+
+# %% [markdown]
+# A short run of a small model proves little here, and it errs on the optimistic side. Fishman et al. (2025) saw FP8
+# with a scale for each tensor fail only after 200 billion tokens, when the outliers had grown. Su et al. (2025) trained
+# about a thousand models in MX formats, and saw sudden instabilities, above all in the larger ones. So look at what
+# those who trained large models have kept in higher precision:
+#
+# - **DeepSeek-V3** (Liu et al. 2024, section 3.3) multiplies E4M3, gradients included, with a scale for each 1 x 128
+#   activations and each 128 x 128 weights. Embedding, head, norms, attention, and the choice of experts stay in 16 bits
+#   or 32 bits; sums, master weights and gradients in 32 bits.
+# - **NVIDIA's NVFP4** (2025; 12 billion parameters, 10 trillion tokens) multiplies E2M1, with a scale for each 1 x 16
+#   numbers, or 16 x 16 weights. About 16% of the linear layers stay in bfloat16, most of them the last ones; so do
+#   embedding, head, norms and attention. Master weights, the optimizer, and sums of gradients are in 32 bits.
+# - **Transformer Engine**, the library for it, has a recipe for each in 2026: `Float8CurrentScaling` with a scale for
+#   each tensor, `Float8BlockScaling` for DeepSeek's blocks, `MXFP8BlockScaling`, and `NVFP4BlockScaling`.
+#
+# 4 bits take two more tricks in NVIDIA's run. Before the product for the weights' gradient, groups of 16 numbers are
+# mixed by a **random Hadamard transform**, which spreads an outlier over its group and cancels out in the product. And
+# gradients are rounded **stochastically**, up or down at random. *Predict:* what is the mean of many numbers of 0.2,
+# rounded to E2M1 in both ways?
+
+# %%
+many = torch.full((100_000,), 0.2)
+print(f"nearest: {rounded(many, E2M1).mean():.1f}, stochastic: {rounded(many, E2M1, stochastic=True).mean():.1f}")
+
+# %% [markdown]
+# With all that, the model of 12 billion parameters ended as well as the same one trained in FP8.
 #
 # ## 8. Three cases
 #
-# Answer in a few sentences, as you would to a colleague. Then a run shows you how it is, and you compare with a good
-# answer, point by point. The last two ask for what you know of
-# [pipelines](05_pipeline_parallelism.ipynb) and of [data parallelism](02_data_parallelism.ipynb) as well.
+# Answer in a few sentences, as you would to a colleague. Then a run shows you what happens, and you compare your answer
+# with a good one, point by point. The last two also ask for what you know about
+# [pipelines](05_pipeline_parallelism.ipynb) and [data parallelism](02_data_parallelism.ipynb).
 
 # %%
 Card("why_mixed_precision")
@@ -499,67 +657,35 @@ Card("optimize_training")
 # %% [markdown]
 # ## 9. The same in PyTorch
 #
-# `torch.autocast` computes in 16 bits what is safe there, while the model keeps its weights in 32 bits: they are their
-# own masters. `torch.amp.GradScaler` is the dynamic loss scale. Here each of four ranks trains an MLP of its own, first
-# with what you know from this lesson. Rank 3 has much larger inputs, so that its gradients overflow earlier than those
-# of the others:
+# Sharded data parallelism keeps its shards in 32 bits, so they are the masters. A `MixedPrecisionPolicy` says in which
+# format layers are gathered and computed, and in which gradients are added up over the ranks:
 
 # %%
-import torch.nn.functional as F
-
-from course_lib.model import MLP
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
-def own_data(rank):
-    torch.manual_seed(rank)
-    return torch.randn(20, 2, 64, small.hidden) * (8 if rank == 3 else 1)
+def sharded(rank):
+    model = TinyGPT(small)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for part in (*model.blocks, model):
+        fully_shard(part, mp_policy=policy)
+    inputs, targets = next(data.minibatches(problems, 64))
+    logits = model(inputs)
+    data.answer_loss(logits.float(), targets).backward()
+    weight = next(model.parameters())
+    return logits.dtype, weight.dtype, weight.grad.dtype
 
-def ours(rank):
-    torch.manual_seed(0)
-    mlp, scaler = MLP(small).to(torch.float16), LossScaler(2.0**16, growth_interval=5)
-    master = MasterWeights(mlp.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
-    train(mlp, own_data(rank).to(torch.float16), F.mse_loss, master, scaler)
-    return scaler.scale_factor, [weight.detach() for weight in master.master_parameters]
-
-# %%
-def step(mlp, x, y, optimizer, scaler):
-    with torch.autocast("cpu", dtype=torch.float16):
-        output = mlp(x)
-    scaler.scale(F.mse_loss(output.float(), y)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-
-# %%
-def in_pytorch(rank, make_scaler):
-    torch.manual_seed(0)
-    mlp = MLP(small).to(torch.float16).float()  # ours have begun with rounded weights, too
-    optimizer = torch.optim.AdamW(mlp.parameters(), lr=1e-3)
-    scaler = make_scaler(device="cpu", init_scale=2.0**16, growth_interval=5)
-    for x, y in own_data(rank).to(torch.float16):
-        step(mlp, x, y, optimizer, scaler)
-    return scaler.get_scale(), [weight.detach() for weight in mlp.parameters()]
-
-# %%
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-
-def compare(run, others):
-    is_equal = [all(map(torch.equal, own[1], other[1])) for own, other in zip(run, others, strict=True)]
-    scales = ", ".join(f"2^{math.log2(scale):g}" for scale, _ in run)
-    return f"loss scales {scales}; our weights on {sum(is_equal)} of {len(run)} ranks"
-
-by_hand = launch(ours, world_size=4).results
-print("ours             ", compare(by_hand, by_hand))
-for scaler in (torch.amp.GradScaler, ShardedGradScaler):
-    print(f"{scaler.__name__:17}", compare(launch(in_pytorch, world_size=4, args=(scaler,)).results, by_hand))
+print("logits {}, weights {}, gradients {}".format(*launch(sharded, world_size=2).results[0]))
 
 # %% [markdown]
-# With `ShardedGradScaler` the ranks end with our scale and, to the last bit, with our weights. `GradScaler` asks no
-# other rank: where rank 3 skips, the others go on, and soon they have another scale.
+# Without sharding there is `torch.autocast`, which computes in 16 bits what is safe there, while the model keeps its
+# weights in 32 bits; and for float16 `torch.amp.GradScaler`, the dynamic loss scale:
 #
-# Under `torchrun --nproc-per-node 4` the same functions run after `dist.init_process_group()`. What PyTorch does
-# differently:
+# ```python
+# with torch.autocast("cuda", dtype=torch.bfloat16):
+#     logits = model(inputs)
+# loss_fn(logits.float(), targets).backward()
+# ```
 #
 # - Autocast rounds a weight when a pass first needs it, and keeps the copy until the `with` ends. `MasterWeights`
 #   rounds once after each step. With autocast there is no model in 16 bits, so gradients have 32 bits in the end, and
@@ -567,24 +693,26 @@ for scaler in (torch.amp.GradScaler, ShardedGradScaler):
 # - Autocast chooses by operation. Matrix products take 16 bits, and a sum of numbers of 16 and of 32 bits takes 32. So
 #   in a whole model what goes from block to block has 32 bits, where ours has 16 bits everywhere.
 # - On a CPU autocast takes bfloat16, on a GPU float16, unless you name another format.
+# - For 8 bits and fewer there are torchao and Transformer Engine, on GPUs that have the circuits.
 #
 # The files to read are `torch/amp/autocast_mode.py` and `torch/amp/grad_scaler.py`, from `unscale_` to `update`; and
-# `torch/distributed/fsdp/sharded_grad_scaler.py` for the all-reduce in between.
+# `torch/distributed/fsdp/sharded_grad_scaler.py`, which asks the other ranks.
 #
 # ## What you know now
 #
 # - Compute and send in 16 bits; remember and add up in 32.
 # - Three things go wrong in 16 bits: a long sum stalls, a small update rounds away, a small gradient becomes zero.
 #   32-bit sums, master weights and loss scaling put them right.
-# - bfloat16 has the range of float32 and needs no loss scaling. float16 has more digits and needs it.
-# - When a gradient overflows, all ranks skip the step, or they are no longer training the same model.
+# - bfloat16 has the range of float32 and needs no loss scaling. float16 has more digits, and whether it needs scaling
+#   depends on the model and on what its loss is divided by.
+# - With 8 bits each tensor or block has a scale of its own, and with 4 bits each block. What adds up stays in 32 bits,
+#   and embedding and head in 16 bits.
 #
 # ### When it stops being true
 #
 # - **On hardware without 16-bit circuits** nothing is faster; messages and activations still become smaller.
 # - **Where a layer needs its digits** (norms, softmax, the loss), the layer itself adds up in 32 bits inside, or should
 #   be left in 32 bits altogether. `torch.autocast` keeps a list of such layers.
-# - **Below 16 bits** one scale for all is not enough: with 8 bits, every tensor or block of one gets its own.
 #
 # ### Further reading
 #
@@ -592,6 +720,13 @@ for scaler in (torch.amp.GradScaler, ShardedGradScaler):
 # - Kalamkar et al. 2019, *A Study of BFLOAT16 for Deep Learning Training*, arXiv:1905.12322.
 # - Rajbhandari et al. 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC20: the 16 bytes
 #   for each weight, and how to shard them.
+# - Sun et al. 2024, *Massive Activations in Large Language Models*, arXiv:2402.17762.
+# - Liu et al. 2024, *DeepSeek-V3 Technical Report*, arXiv:2412.19437; NVIDIA 2025, *Pretraining Large Language Models
+#   with NVFP4*, arXiv:2509.25149; [Transformer
+#   Engine](https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/common.html), its recipes.
+# - What goes wrong below 16 bits: Fishman et al. 2025, *Scaling FP8 Training to Trillion-Token LLMs*, ICLR,
+#   arXiv:2409.12517; Su et al. 2025, *Characterization and Mitigation of Training Instabilities in Microscaling
+#   Formats*, arXiv:2506.20752.
 #
 # **Next:** the [exercise](../exercises/07_mixed_precision/07_mixed_precision.ipynb), in which you write the loss scale,
 # the masters and the sums; or [combining mechanisms](08_combining_mechanisms.ipynb).

@@ -3,8 +3,7 @@
     left out          what happens                                                  seen with
     master weights    an update below half a weight's last digit rounds away        running_sum, share_moved, train
     32-bit sums       a sum stalls at 256 (bfloat16) or 2048 (float16) ones         running_sum
-    loss scaling      gradients below 2^-25 become zero in float16                  exponents, Format, share_vanishing,
-                                                                                    train
+    loss scaling      gradients below 2^-25 become zero in float16                  exponents, Format, train
 
 The first two have the same cause: the number added is too small beside the number that is there. (`train` and
 `RoundedWeights`, an optimizer with only 16 bits for everything, are in `classroom.runs.training`.)
@@ -67,10 +66,3 @@ class Format(NamedTuple):
         info = torch.finfo(dtype)
         smallest = info.smallest_normal * info.eps
         return cls(str(dtype).removeprefix("torch."), round(math.log2(smallest)) - 1, math.frexp(info.max)[1])
-
-
-def share_vanishing(gradients: Iterable[Tensor], dtype: torch.dtype, scale: float = 1.0) -> float:
-    """The share of nonzero numbers, 0 to 1, that become zero when they are scaled and cast to dtype."""
-    flat = torch.cat([gradient.detach().flatten() for gradient in gradients]).double()
-    flat = flat[flat != 0]
-    return ((flat * scale).to(dtype) == 0).double().mean().item()

@@ -23,6 +23,7 @@ from course_lib.figures import memory_by_part, step_time_by_part
 from course_lib.figures.axis import duration
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Estimate, Plan, estimate
+from course_lib.planner.memory import FITS
 from course_lib.planner.search import legal_plans
 from lessons.L09_planning.questions import BATCH, MODEL
 
@@ -49,9 +50,13 @@ def worth_a_try(on: Cluster) -> Iterator[Plan]:
 
 @lru_cache(maxsize=64)
 def best(on: Cluster) -> Estimate:
-    """The fastest plan worth a try that fits; if none fits, the smallest."""
+    """The fastest plan worth a try that fits, or else that may fit; if none does, the smallest."""
     estimates = [estimate(MODEL, on, plan, BATCH) for plan in worth_a_try(on)]
-    return min(estimates, key=lambda one: (one.memory.total * (not one.fits), one.step_time.total))
+    return min(estimates, key=_rank)
+
+
+def _rank(one: Estimate) -> tuple[int, float, float]:
+    return FITS.index(one.fit), one.memory.total * (one.fit == "does not fit"), one.step_time.total
 
 
 def old_plan(on: Cluster) -> Estimate:
@@ -75,12 +80,12 @@ def draw(device: str, network: str, nodes: int) -> View:
 def describe(before: Estimate, old: Estimate, new: Estimate) -> str:
     """Say in two or three sentences how much faster the refresh is, and with which plan."""
     plan = plan_in_words(new.plan)
-    if not new.fits:
+    if new.fit == "does not fit":
         return f"No plan fits. The smallest is {plan}. {new.why}"
     low, middle, high = (duration(one) for one in (new.step_time.low, new.step_time.total, new.step_time.high))
     text = f"The best plan takes {middle} a step ({low} to {high}), {_times(before, new)}: {plan}."
     if not old.fits:
-        return f"{text} The old plan does not fit."
+        return f"{text} The old plan {old.fit}."
     if old.step_time.total / new.step_time.total < 1.005:
         return f"{text} The old plan is as good."
     return f"{text} With the old plan it would be {_times(before, old)}."

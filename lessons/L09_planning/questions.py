@@ -139,7 +139,7 @@ def _sites() -> Outcome:
     fastest, second, _ = sorted(SITES, key=lambda name: -best(SITES[name]).tokens_per_second)
     (least, _), (_, most) = (_likely(best(SITES[name])) for name in (fastest, second))
     shown = fitting == ["128 A100, slow network"] and least < most
-    shown = shown and (fastest, second) == ("64 H100, fast network", "32 B200, fast network")
+    shown = shown and {fastest, second} == {"64 H100, fast network", "32 B200, fast network"}
     return Outcome(None, found={"lines": "; ".join(lines)}, shown=shown)
 
 

@@ -12,7 +12,7 @@
 # fits. You may choose the node, and then you are on your own: no second node, no memory outside of the devices.
 #
 # Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
-# Any plan is accepted that reaches the targets. Two plans whose steps differ by less than a fifth count as equal,
+# Any plan is accepted that reaches the targets. Two plans whose steps differ by less than an eighth count as equal,
 # since steps of two set-ups on the same machine differ as much by chance.
 #
 # ## 1. Where can it fit?

@@ -87,7 +87,7 @@ def _with(name: str) -> Trials:
 def _get_wrong(name: str) -> Outcome:
     found = {one: _with(one) for one in WRONG}
     costly = max(found, key=lambda one: found[one].typical)
-    worst = found[name].trials[0]
+    worst = found[name].running[0]
     said = (
         f"Modelled: the best plans of all {counted(len(FLEET), 'pair')}, with this alone set otherwise. {found[name]} "
         f"The worst is {worst.times:.2f} times as long: {worst.pair}."

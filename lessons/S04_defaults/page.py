@@ -11,9 +11,9 @@
 # groups take whatever plan the platform proposes. So far it proposes what the largest group once needed.
 #
 # You write the defaults anew: a short function that gets a model, a cluster and a minibatch, and returns a `Plan`. It
-# may ask whether a plan fits: `estimate(model, cluster, plan, global_batch).fits`, from `course_lib.planner`. It should
-# not try thousands of plans: a default has to be explained to those who get it. What counts is the worst case, not the
-# mean: a group for which the default does not run calls you at night.
+# may ask whether a plan fits for certain: `estimate(model, cluster, plan, global_batch).fits`, from
+# `course_lib.planner`. It should not try thousands of plans: a default has to be explained to those who get it. What
+# counts is the worst case, not the mean: a group for which the default does not run calls you at night.
 #
 # ## 1. Before you write
 #
@@ -79,8 +79,8 @@ Card("S4_page")
 # %% [markdown]
 # <details><summary>When your policy runs for all twelve: what there is to see</summary>
 #
-# - **A default that stops is cheaper than one that is slow.** The first is mended within an hour. Tensor ranks over a
-#   whole node run everywhere, and cost a small model on a slow bus three quarters of its time.
+# - **A default that stops is cheaper than one that is slow.** The first is fixed within an hour. Tensor ranks over a
+#   whole node run nearly everywhere, and cost a small model on a slow bus three quarters of its time.
 # - **The cheapest change first.** Sharing out the optimizer's state costs next to nothing. Computing again what takes
 #   little time comes next. Cutting matrices and layers comes last, and no further than needed.
 # - **The odd ones decide.** A mean over the fleet hides the one group with long samples, and the one without bf16.

@@ -25,10 +25,11 @@ WORDS = {  # patterns of the words for each part of memory or of a step
     "bubble": "bubble|idle",
     "data": "gradients?|all-reduce|synchroni[sz]",
     "context": "context",
+    "experts": "experts?",
 }
 SENDING = "sen[dt]s?|travels?|traffic|moves?|crosse?s?"
 LABELS = {part: look.label for part, look in TIME_PARTS.items()}
-LABELS |= {"tensor": "traffic of tensor ranks", "context": "context"}
+LABELS |= {"tensor": "traffic of tensor ranks", "context": "context", "experts": "all-to-alls of experts"}
 BESIDE = {  # plans to compare it with, by their changes
     "without ZeRO": {"zero": 0, "shards": None},
     "in fp32": {"precision": "fp32"},

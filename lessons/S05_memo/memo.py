@@ -50,18 +50,23 @@ NO_PLAN = "Decide on a plan first, in the card of section 1; then your numbers c
 
 @cache
 def one_node(case: Brief = CASE) -> Estimate:
-    """The best plan for a single node and the same minibatch, with which all nodes together are compared."""
-    return search(case.model, replace(case.cluster, nodes=1), case.batch).best
+    """The best plan for a single node and the same minibatch, with which all nodes together are compared.
+
+    It may fit with lean software only: a slower node would flatter the scaling.
+    """
+    found = search(case.model, replace(case.cluster, nodes=1), case.batch)
+    return min((one for one in found if one.memory.total <= one.capacity), key=lambda one: one.step_time.total)
 
 
 def demands(case: Brief, plan: Estimate) -> list[tuple[bool, str]]:
     """The demands on a plan: for each, whether it is met, and a sentence."""
     ideal, gained = case.cluster.nodes, one_node(case).step_time.total / plan.step_time.total
     is_inside = plan.plan.tp * plan.plan.cp <= case.cluster.devices_per_node
-    need, where = memory_size(plan.memory.total), "stay inside a node" if is_inside else "reach over several nodes"
+    need, has = memory_size(plan.memory.total), memory_size(plan.capacity)
+    where = "stay inside a node" if is_inside else "reach over several nodes"
     faster = f"{gained:.2f} times as fast as the best plan on one node, {percent(gained / ideal)} of the ideal"
     return [
-        (plan.fits, f"Memory: the fullest device needs {need}, and it has {memory_size(plan.capacity)}."),
+        (plan.fits, f"Memory: the fullest device needs {need} of {has}, so the plan {plan.fit}."),
         (gained >= case.expected * ideal, f"Scaling: {faster}; {percent(case.expected)} are expected."),
         (is_inside, f"Links: groups that talk in every layer {where}."),
     ]

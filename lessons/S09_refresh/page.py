@@ -13,7 +13,7 @@
 # times the peak of a V100. Whose fault is it, the devices', the network's, or the plan's?
 #
 # Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
-# Any plan is accepted that reaches the targets. Two plans whose steps differ by less than a fifth count as equal,
+# Any plan is accepted that reaches the targets. Two plans whose steps differ by less than an eighth count as equal,
 # since steps of two set-ups on the same machine differ as much by chance.
 #
 # ## 1. What does it give away?

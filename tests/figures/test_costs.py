@@ -53,7 +53,7 @@ def test_whether_a_plan_fits_is_said_in_the_sentence_and_in_the_table() -> None:
     bursts = memory_by_part({"large": LARGE.memory, "wide": FAST.memory}, FAST.capacity)
     assert fits.summary.endswith("so it fits.")
     assert "large: " in bursts.summary and bursts.summary.endswith("so 1 of 2 do not fit.")
-    assert [row["fits"] for row in bursts.rows] == [False, True]
+    assert [row["fits"] for row in bursts.rows] == ["does not fit", "fits"]
 
 
 def test_what_a_ledger_has_counted_is_called_measured_and_what_is_planned_modelled() -> None:
@@ -170,7 +170,7 @@ def test_the_limits_name_the_largest_model_that_fits_and_the_time_of_the_last() 
     seconds = TOKENS["large"] / ALONE["large"].tokens_per_second
     low, high = ALONE["large"].step_time.around(seconds)
     assert f"{long_time(seconds)} ({long_time(low)} to {long_time(high)} with 90%" in picture.summary
-    assert [row["fits"] for row in picture.rows] == [True, True, False]
+    assert [row["fits"] for row in picture.rows] == ["fits", "fits", "does not fit"]
 
 
 def test_models_that_do_not_fit_stand_above_the_line() -> None:

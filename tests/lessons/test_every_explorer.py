@@ -35,7 +35,13 @@ MOVES: dict[Any, dict[str, Any]] = {
     LayerWiseExplorer: {"units": 8, "minibatch": 64, "vocabulary": 4000, "cut": "bytes"},
     PipelineExplorer: {"stages": 8, "micro-batches": 16, "schedule": "1f1b", "cut": 2},
     TensorParallelExplorer: {"ranks": 2, "hidden size": 32, "cut of A, B": "rows, rows", "sequence": True},
-    MixedPrecisionExplorer: {"format": "bfloat16", "loss scale": None, "weights": False, "learning": 1e-5},
+    MixedPrecisionExplorer: {
+        "format": "bfloat16",
+        "loss scale": None,
+        "weights": False,
+        "learning": 1e-5,
+        "divided by": 1,
+    },
     MeshExplorer: {"dp x pp x tp": (1, 4, 2), "micro-batches": 8, "schedule": "gpipe", "precision": torch.bfloat16},
 }
 OTHERS = [

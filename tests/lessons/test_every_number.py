@@ -43,7 +43,7 @@ def per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[RoundedWeig
 
 def sixteen_bytes() -> bool:
     """Whether weight, gradient and Adam's two numbers take 16 bytes."""
-    return per_weight(torch.float32, RoundedWeights) == (4, 4, 8, 0)
+    return per_weight(torch.float32, RoundedWeights) == (4, 4, 0, 8, 0)
 
 
 def days(name: str) -> float:
@@ -181,7 +181,7 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
         ),
     },
     "Q11": {
-        "units of twice the speed": lambda: (
+        "everything at twice the speed": lambda: (
             pipelines.STRATEGIES["faster"] == pipelines.Strategy(speed=2 * pipelines.Strategy().speed)
         ),
         "a batch of twice the size": lambda: (
@@ -227,19 +227,17 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
             (one := candidate("64 replicas, all states sharded (ZeRO-3)").step_time).data > one.total / 4
         ),
         "four times in each layer": tensor_ranks_meet_four_times_a_layer,
-        "2 tensor ranks are enough, with 4 stages and 8 replicas: 62%.": lambda: (
-            "the best of all plans, 2 tensor ranks, 4 stages, 8 replicas" in str(tensor._strategy().found["lines"])
-            and str(tensor._strategy().found["lines"]).endswith("computes at 62% of what the devices can")
+        "2 tensor ranks are enough, with 8 stages and 4 replicas: 60%.": lambda: (
+            "the best of all plans, 2 tensor ranks, 8 stages, 4 replicas" in str(tensor._strategy().found["lines"])
+            and str(tensor._strategy().found["lines"]).endswith("computes at 60% of what the devices can")
         ),
     },
     "bytes_per_weight": {
-        "In float32 they are 16.": sixteen_bytes,
-        "2 for the weight, 2 for its gradient, 8 for AdamW's two numbers, and 4 for the master weight: as many as "
-        "before.": lambda: (
-            per_weight(torch.float16, MasterWeights) == (2, 2, 8, 4)
-            and sum(per_weight(torch.float16, MasterWeights)) == sum(per_weight(torch.float32, RoundedWeights))
+        "2 for the weight and 2 for the gradient that has just been computed, both in bfloat16. In 32 bits are the sum "
+        "of the gradients so far, 4, AdamW's two numbers, 8, and the master weight, 4.": lambda: (
+            per_weight(torch.bfloat16, MasterWeights) == (2, 2, 4, 8, 4)
         ),
-        "they are one more copy, of 4 bytes": lambda: per_weight(torch.float16, MasterWeights)[-1] == 4,
+        "In float32 it would be less, 16": sixteen_bytes,
     },
     "why_mixed_precision": {
         "Smaller by half: activations and messages.": lambda: torch.float16.itemsize / torch.float32.itemsize == 1 / 2,
@@ -247,7 +245,7 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
             torch.float16.itemsize / torch.float32.itemsize == 1 / 2
         ),
         "16 bytes for each parameter before and 2 + 2 + 12 after (18 with gradients in 32 bits, 20 with both)": (
-            lambda: sixteen_bytes() and per_weight(torch.float16, MasterWeights) == (2, 2, 8, 4)
+            lambda: sixteen_bytes() and per_weight(torch.float16, MasterWeights) == (2, 2, 4, 8, 4)
         ),
         "In float16 squares become zero first, and so does the small number that is added to them: 0 / 0.": lambda: (
             torch.tensor(1e-4, dtype=torch.float16).square() == 0 == torch.tensor(1e-8, dtype=torch.float16)
@@ -287,10 +285,10 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
             rung(1).step_time.recompute > rung(2).step_time.recompute == 0
         ),
         "does not compute everything twice": lambda: rung(1).step_time.recompute > rung(2).step_time.recompute == 0,
-        "bring it to 81.6 s, more than twice as fast as at first, at 62% MFU": lambda: (
-            round((best := plans.best(plans.NODES)).step_time.total, 1) == 81.6
+        "bring it to 82.7 s, more than twice as fast as at first, at 61% MFU": lambda: (
+            round((best := plans.best(plans.NODES)).step_time.total, 1) == 82.7
             and 2 * best.step_time.total < rung(0).step_time.total
-            and f"{best.mfu:.0%}" == "62%"
+            and f"{best.mfu:.0%}" == "61%"
         ),
     },
     "more_replicas": {
@@ -322,8 +320,8 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
             (plans.OFFERS["a100"][1].devices, plans.OFFERS["a100"][1].between) == (128, plans.NODES.between)
         ),
         "Over three times the peak, and less than that in a step": lambda: plans._ratios()["peak"] > 3 > gained("h100"),
-        "what has been published of steps on B200 uses less than half of that peak": lambda: (
-            Cluster("B200-180GB").spec.matmul < 0.5
+        "uses less of that peak for matrix products than H100 do of theirs": lambda: (
+            Cluster("B200-180GB").spec.matmul < 0.8 * Cluster("H100-80GB").spec.matmul
         ),
         "Twice the devices are about twice as fast": lambda: gained("a100") == pytest.approx(2, 0.05),
         "the peak of an H100 is more than three times that of an A100": lambda: (

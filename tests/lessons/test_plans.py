@@ -69,6 +69,7 @@ def test_the_best_of_a_search_is_right_and_so_is_what_cannot_be_told_apart_from_
     for task in (variant.first, variant.then):
         fitting = [one for one in task.found if one.memory.total <= task.room]
         able = [one for one in fitting if all(ok for what, ok in reached(task, one).items() if what != "tokens")]
+        able.sort(key=lambda one: one.step_time.total)
         near = [one for one in able if one.step_time.total <= ALIKE * able[0].step_time.total]
         assert all(not task.missed(one) for one in near)
         assert len(task.reaching.tied) >= 5  # there is more than one right plan
@@ -113,7 +114,9 @@ def test_what_would_loosen_a_missed_target_is_said() -> None:
     def why(name: str, plan: str) -> str:
         return answer(name, 0, plan).why
 
-    assert "It does not fit: each device needs 518.3 GiB, and 76.0 GiB are there" in why("S1_better", "dp=8")
+    assert "It does not fit: each device needs 485.2 GiB, 417.5 GiB to 547.8 GiB by the software, and 76.0" in why(
+        "S1_better", "dp=8"
+    )
     assert "use a smaller tp, or keep it inside a node" in why("S1_better", "tp=8")
     assert "recompute less, if memory allows" in why("S1_better", "pp=8 recompute=full")
     bubble = "Too much of it is the pipeline's bubble: give each pipeline more micro-batches"
@@ -158,7 +161,7 @@ def test_random_plans_are_judged_without_a_crash_and_none_is_right_that_does_not
     one = estimate(form.model, form.cluster, plan_text.parse(kept), form.global_batch)
     outcome = form.run(kept)
     assert outcome.right == all(reached(task_of(name), one).values())
-    assert not (outcome.right and not one.fits)
+    assert not (outcome.right and one.fit == "does not fit")
 
 
 def task_of(name: str) -> PlanTask:
@@ -257,11 +260,11 @@ def test_instructors_have_a_best_plan_of_every_variant(variant: PlanCase) -> Non
 
 def test_the_numbers_of_the_pages_are_those_of_the_planner() -> None:
     h100, h200 = Cluster("H100-80GB"), Cluster("H200-141GB")
-    assert h200.devices * h200.spec.memory == 1128e9  # eight H200
+    assert [round(n * h200.spec.memory / 1e9) for n in (1, 8)] == [151, 1211]
     assert h100.spec.memory / 2**30 == 80
     state = 16 * case("S3").variant().first.model.parameters
-    assert 1128e9 < state < 8 * Cluster("B200-180GB").spec.memory
+    assert 0.9 < state / (8 * h200.spec.memory) < 1 < 8 * Cluster("B200-180GB").spec.memory / state
     sixth = replace(case("S9").variant().first.cluster, device="V100-32GB").spec
     assert 7.5 < h100.spec.peak["bf16"] / sixth.peak["fp16"] < 8.5  # eight times the peak
     assert h100.spec.memory > 2 * sixth.memory  # more than twice as much
-    assert math.isclose(ALIKE, 1.2, abs_tol=0.01)  # a fifth
+    assert math.isclose(ALIKE, 1 + 1 / 8, abs_tol=0.01)  # an eighth

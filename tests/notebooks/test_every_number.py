@@ -32,11 +32,14 @@ CONCLUSIONS = {module.NAME: [one.sentence for one in module.CONCLUSIONS] for mod
 
 ARITHMETIC = "nothing but arithmetic"
 FORMATS = "bits of a number format"
+MICIKEVICIUS = "Micikevicius et al. 2018, sections 3.2 and 4.4"
+NVFP4 = "NVIDIA 2025, arXiv:2509.25149, sections 3 and 4"
 NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it needs no proof
     "start_here": {
         "This page takes ten minutes.": "test_teaching_plan compares it with the plan",
         "when four are four times as fast and when they are not": "what another lesson asks",
         "Every rank has 1 + 2 + 3 + 4 = 10.": ARITHMETIC,
+        "ten minutes later with PyTorch's NCCL backend, thirty with gloo": "documentation of init_process_group",
     },
     "one_machine_is_not_enough": {
         "Look at the left half: above the dashed line nothing fits. (The right half": "halves of a picture",
@@ -49,13 +52,14 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "half of it for each of two ranks, a quarter for each of four": ARITHMETIC,
         "a 32-bit number keeps about seven digits": FORMATS,
         "with 8 times the samples in each step": ARITHMETIC,
-        "twice the samples nearly save half of the steps": "McCandlish et al. 2018, section 2.2",
+        "twice the samples save nearly half of the steps": "McCandlish et al. 2018, section 2.2",
     },
     "sharded_data_parallelism": {
         "Play the ring all-reduce, and stop half way.": "a task",
     },
     "layerwise_model_parallelism": {
-        "The head of the largest GPT-3 has {{head[0]:.1f}} times the parameters of a layer, that of Llama 3.2": "names",
+        "The head of the largest GPT-3": "a name",
+        "and that of Llama 3.2 with a billion": "a name",
     },
     "pipeline_parallelism": {
         "Give the last rank a third more to do, as an output layer": "a task",
@@ -64,6 +68,13 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
     "mixed_precision": {
         "With 16, twice as many fit into the same memory and through the same cable": FORMATS,
         "remember and add up in 32.": FORMATS,
+        "and a scale of 8 was enough (section 3.2 and figure 3)": MICIKEVICIUS,
+        "Their large language model diverged late, after 300,000 steps, and needed a scale of 128.": MICIKEVICIUS,
+        "(2025; 12 billion parameters, 10 trillion tokens) multiplies E2M1, with a scale for each 1 x 16 numbers, or "
+        "16 x 16 weights. About 16% of the linear layers stay in bfloat16": NVFP4,
+        "has a recipe for each in 2026": "documentation of transformer_engine.common.recipe, release 2.15",
+        "groups of 16 numbers are mixed by a **random Hadamard transform**": NVFP4,
+        "With all that, the model of 12 billion parameters ended as well as the same one trained in FP8.": NVFP4,
     },
     "planning": {
         "So half-way through we ask whether you should believe it.": "half of the page",

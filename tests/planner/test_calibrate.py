@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import _published as published
 from course_lib.planner import DEVICES, Cluster, ModelSpec, Plan, calibrate, estimate
+from course_lib.planner.models import GPT3
 
 MODEL = ModelSpec(24, 2048, 16, 2048, 51200)
 CLUSTER = Cluster(nodes=4)
@@ -48,15 +49,20 @@ def test_an_interval_says_where_it_is_from_and_what_nothing_stands_behind() -> N
     assert "no published step on H200-141GB was found" in unknown
     fp8 = Plan(dp=4, tp=2, pp=4, schedule="zb_h1", precision="fp8")
     said = estimate(MODEL, Cluster("H100-80GB", nodes=4), fp8, BATCH).interval
-    assert "None of those had precision='fp8' or schedule='zb_h1': measure" in said
+    assert "None of those had schedule='zb_h1' or 1.3 billion parameters: measure before you rely on it." in said
 
 
-def test_a_device_of_one_small_published_run_says_so() -> None:
-    """B200: one source, on 8 devices."""
-    said = [estimate(MODEL, Cluster("B200-180GB", nodes), Plan(dp=8 * nodes), BATCH).interval for nodes in (1, 2)]
-    assert all("by published steps of 1 stack of software on B200-180GB." in one for one in said)
-    assert "None of those" not in said[0]
-    assert "None of those had more than 8 devices: measure before you rely on it." in said[1]
+def test_an_interval_says_whether_such_a_step_was_published() -> None:
+    """GB300: one source, in 8 and 4 bits, of 8 to 405 billion parameters on up to 256 devices."""
+    plan = Plan(dp=8, tp=8, precision="mxfp8", zero=3)
+    inside = estimate(GPT3["175B"], Cluster("GB300-279GB", 1, 64), plan, BATCH).interval
+    assert "by published steps of 1 stack of software on GB300-279GB." in inside
+    assert "Some of those had its precision, size and number of devices." in inside
+    for other, what in ((replace(plan, precision="bf16"), "precision='bf16'"), (Plan(64, 8, precision="fp8"), "more")):
+        cluster = Cluster("GB300-279GB", other.dp // 8, 64)
+        assert f"None of those had {what}" in estimate(GPT3["175B"], cluster, other, BATCH).interval
+    small = estimate(MODEL, Cluster("GB300-279GB", 1, 64), plan, BATCH).interval
+    assert "None of those had 1.3 billion parameters: measure" in small
 
 
 def test_what_was_measured_is_known() -> None:

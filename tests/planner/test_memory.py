@@ -57,15 +57,14 @@ def test_selective_recomputation_drops_the_scores_and_full_keeps_only_inputs() -
     selective = memory_of_rank(GPT3, Plan(pp=8, recompute="selective"), 64, 7)
     assert selective.activations == pytest.approx(34 * s * b * h * layers)
     full = memory_of_rank(GPT3, Plan(pp=8, recompute="full"), 64, 7)
-    again = s * b * h * (34 + 5 * 96 * s / h)  # the layer that is being recomputed
-    assert full.activations == pytest.approx(2 * s * b * h * layers + again)
+    assert full.activations == pytest.approx(2 * s * b * h * layers)
 
 
 def test_a_third_of_the_layers_computed_again_leaves_two_thirds_of_their_activations() -> None:
     s, h, layers = 2048, 12288, 12
     whole = s * h * (34 + 5 * 96 * s / h)
     some = memory_of_rank(GPT3, Plan(pp=8, recompute="full", recomputed=1 / 3), 64, 7)
-    assert some.activations == pytest.approx(4 * 2 * s * h + 8 * whole + whole)
+    assert some.activations == pytest.approx(4 * 2 * s * h + 8 * whole)
     some = memory_of_rank(GPT3, Plan(pp=8, recompute="selective", recomputed=1 / 3), 64, 7)
     assert some.activations == pytest.approx(4 * 34 * s * h + (layers - 4) * whole)
 
@@ -124,16 +123,54 @@ def test_the_breakdown_adds_up_and_is_held_against_the_device() -> None:
 def test_the_margin_is_a_part_of_its_own_and_grows_with_tensors_and_groups() -> None:
     alone = memory_of_rank(GPT3, Plan(), 1, 0)
     assert alone.total == alone.tensors + alone.margin == pytest.approx(sum(alone.parts.values()))
-    assert alone.margin == pytest.approx(2**30 + 0.1 * alone.tensors)
+    assert alone.margin == pytest.approx(2**30 + 0.03 * alone.tensors)
     grouped = memory_of_rank(GPT3, Plan(dp=2, tp=2, pp=2), 1, 0)
-    assert grouped.margin == pytest.approx(2**30 + 3 * 2**29 + 0.1 * grouped.tensors)
+    assert grouped.margin == pytest.approx(2**30 + 3 * 2**29 + 0.03 * grouped.tensors)
 
 
-def test_a_plan_that_leaves_no_room_for_the_margin_does_not_fit() -> None:
+def test_a_plan_that_leaves_no_room_for_plain_software_may_fit() -> None:
     plan = Plan(tp=8, pp=6, micro_batch=2, sequence_parallel=True, recompute="selective")
     tight = estimate(GPT3, Cluster(nodes=6), plan, 48)
-    assert tight.memory.tensors < tight.capacity < tight.memory.total
-    assert not tight.fits
+    assert tight.memory.low < tight.memory.total < tight.capacity < tight.memory.high
+    assert tight.fit == "may fit" and not tight.fits
+
+
+def test_the_logits_are_gone_when_the_layers_are_computed_back() -> None:
+    """Only the larger of the two counts: the logits, or the layer that is computed again with its gradients."""
+    s, h, v = 2048, 12288, 51200
+    again = s * h * (34 + 5 * 96 * s / h) + 2 * 2 * s * s * 96  # with gradients of its scores
+    last, other = (memory_of_rank(GPT3, Plan(pp=8, recompute="full"), 64, rank) for rank in (7, 6))
+    assert other.buffers - last.buffers == pytest.approx(last.logits)
+    wide = ModelSpec(96, h, 96, s, 100 * v)
+    last, other = (memory_of_rank(wide, Plan(pp=8, recompute="full"), 64, rank) for rank in (7, 6))
+    assert last.logits > again
+    assert other.buffers - last.buffers == pytest.approx(again)
+
+
+def test_gradients_in_16_bits_beside_sums_in_32_are_those_of_one_layer_and_of_the_logits() -> None:
+    """Of all layers in plain software, unless ZeRO-2 shares gradients out."""
+    llama = ModelSpec(8, 4096, 32, 4096, 128256, gated_mlp=True, tied_embeddings=False, flash_attention=True)
+    in_16, in_32 = (memory_of_rank(llama, Plan(fp32_gradients=is_32), 1, 0) for is_32 in (False, True))
+    assert in_32.buffers - in_16.buffers == 2 * (llama.layer_parameters.total + 4096 * 128256)
+    assert in_32.plain - in_16.plain == 2 * llama.parameters
+    shared = (memory_of_rank(llama, Plan(dp=2, zero=2, fp32_gradients=is_32), 1, 0).plain for is_32 in (False, True))
+    assert len(set(shared)) == 1
+
+
+def test_plain_software_keeps_14_bytes_of_a_logit_and_the_activation_function_of_a_gate() -> None:
+    llama = ModelSpec(8, 4096, 32, 4096, 128256, gated_mlp=True, tied_embeddings=False, flash_attention=True)
+    kept = memory_of_rank(llama, Plan(), 1, 0)
+    assert kept.logits == 4096 * (2 * 2 * 4096 + 6 * 128256)
+    assert kept.plain == 4096 * (8 * 128256 + 8 * 2 * 4 * 4096)
+    again = memory_of_rank(llama, Plan(recompute="full"), 1, 0)
+    assert again.plain == 4096 * 8 * 128256
+
+
+def test_zero_3_gathers_the_matrices_at_both_ends_too() -> None:
+    llama = ModelSpec(8, 4096, 32, 4096, 128256, gated_mlp=True, tied_embeddings=False, flash_attention=True)
+    small = ModelSpec(8, 4096, 32, 4096, 256, gated_mlp=True, tied_embeddings=False, flash_attention=True)
+    large, little = (memory_of_rank(model, Plan(dp=8, zero=3), 1, 0).buffers for model in (llama, small))
+    assert large - little == pytest.approx(2 * 2 * 4096 * 128000, rel=0.3)  # less a layer's, which are in the logits
 
 
 def test_selective_recomputation_drops_what_norms_and_activation_functions_make_where_there_are_no_scores() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable
+
 import pytest
 
 from benchmarks import _published as published
@@ -24,40 +27,75 @@ def test_every_figure_has_a_source_and_a_place() -> None:
         assert row["source"] and row["where"] and row["unit"]
     assert len({row["id"] for row in rows}) == len(rows)
     assert all(row["tolerance"] >= 0 for row in FIGURES)
-    assert {row["quantity"] for row in rows} == {*published.PREDICT, "step time", "out of memory"}
+    assert {row["quantity"] for row in rows} == {
+        *published.PREDICT,
+        "step time",
+        "step time of a mixture",
+        "out of memory",
+    }
 
 
-def test_steps_of_a_machine_never_seen_are_met_to_twelve_percent_in_the_mean() -> None:
+def test_steps_of_a_machine_never_seen_are_met_to_ten_percent_in_the_mean() -> None:
     found = published.summary(published.left_out())
-    assert found.n == len(STEPS) >= 60
-    assert found.mean < 0.12
-    assert found.worst < 0.35
+    assert found.n == len(STEPS) >= 150
+    assert found.mean < 0.10
+    assert found.worst < 0.65
 
 
-def test_one_row_of_a_machine_brings_it_to_eight_percent_and_beats_the_naive_way() -> None:
+def test_one_row_of_a_machine_brings_it_to_five_percent_and_beats_the_naive_way() -> None:
     found = published.summary(published.after_one_row())
-    assert found.mean < 0.08
-    assert found.mean < published.summary(published.naive()).mean / 2
-    bad = [one.row["id"] for one in published.after_one_row() if abs(one.error) > 0.25]
-    assert bad == ["vtrain-39.1-t2d16p16b2"]  # its note and the next two tests say why
+    assert found.mean < 0.055
+    assert found.mean < published.summary(published.naive()).mean / 3
+    bad = [one.row["id"] for one in published.after_one_row() if abs(one.error) > 0.2]
+    assert bad == ["bridge-26.02.01-GB300-70B-mxfp8-64-256"]  # its note says why
 
 
-def test_the_worst_row_is_of_runs_that_no_law_of_the_micro_batch_fits() -> None:
+def test_the_first_row_of_each_source_is_no_flattering_choice() -> None:
+    assert published.summary(published.after_any_row()).mean < 0.06
+
+
+@pytest.mark.parametrize("group", ["bridge", "dgxc"])
+def test_a_row_in_16_bits_or_8_tells_of_the_others(group: str) -> None:
+    """A stack has one share of the peak for all its precisions; casting explains what they differ by."""
+    errors: dict[str, list[float]] = {}
+    for one in published.seen():
+        if published.stack_of(one.row)[0] == group:
+            share = published.matmul_of_stack(published.stack_of(one.row))
+            found = published.predict(one.row, share).step_time.total / one.published - 1
+            errors.setdefault(plan(one.row).precision, []).append(found)
+    assert len(errors) > 1
+    assert all(abs(statistics.mean(found)) < 0.04 for found in errors.values())
+
+
+def test_h100_and_blackwell_differ_as_sources_with_both_measured_it() -> None:
+    """Tokens a second and device, Llama 3 405B: 2.1 times in 16 bits (GB200) and in 8 (GB200 and B200)."""
+    rows = {row["id"]: row for row in STEPS}
+    pairs = [
+        ("dgxc-405B-GB200-bf16-128-64", "dgxc-405B-H100-bf16-512-256"),
+        ("dgxc-405B-GB200-fp8-128-64", "dgxc-405B-H100-fp8-512-256"),
+        ("bridge-25.11-B200-405B-fp8-128-64", "bridge-25.11-H100-405B-fp8-1024-512"),
+    ]
+    for new, old in pairs:
+        measured, shipped = (
+            speed(rows[new], of) / speed(rows[old], of)
+            for of in (published.published_seconds, lambda row: published.predict(row).step_time.total)
+        )
+        assert 2.05 < measured < 2.3
+        assert shipped == pytest.approx(measured, rel=0.1)
+
+
+def speed(row: Row, seconds: Callable[[Row], float]) -> float:
+    return row["global_batch"] / seconds(row) / plan(row).devices
+
+
+def test_the_runs_that_are_left_out_fit_no_law_of_the_micro_batch() -> None:
     """GPT-39B with 2 and 4 tensor ranks fits no law; with 8, and GPT-3 with any, the same source fits one."""
     errors = published.least_errors()
     orderly = [errors[alike] for alike in (("GPT-3", 4), ("GPT-3", 8), ("GPT-39B", 8))]
     assert max(orderly) < 0.015
     assert min(errors["GPT-39B", 2], errors["GPT-39B", 4]) > 2 * max(orderly)
-
-
-def test_traffic_inside_its_node_would_have_to_be_twenty_times_slower_than_measured_to_explain_it() -> None:
-    row = next(row for row in STEPS if row["id"] == "vtrain-39.1-t2d16p16b2")
-    lacking = published.published_seconds(row) - published.predict(row).step_time.total
-    measured = next(one for one in FIGURES if one["id"] == "vtrain-all-reduce-2-1024M")
-    n_bytes = 2 * row["plan"]["micro_batch"] * 2048 * 8192
-    slots = row["global_batch"] // 32 + 15  # micro-batches, and ranks that the pipeline has to fill
-    one = measured["value"] * n_bytes / measured["bytes"]
-    assert lacking / (slots * 3 * 6 * one) > 18  # three layers, six all-reduces in each
+    used = {(row["model"], plan(row).tp) for row in STEPS if row["id"].startswith("vtrain")}
+    assert not {("GPT-39B", 2), ("GPT-39B", 4)} & used
 
 
 def test_runs_of_one_law_have_no_error_and_others_have_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,25 +128,20 @@ def test_of_all_runs_of_a_source_the_chosen_plan_is_nearly_the_best() -> None:
     assert max(regret for _, regret in found.values()) < 0.02
 
 
-def test_no_row_of_its_source_would_have_told_of_the_worst_one() -> None:
-    """The worst row is wrong whichever row calibrates; the first row of each source is no flattering choice."""
-    worst = [one for one in published.after_any_row() if one.row["id"] == "vtrain-39.1-t2d16p16b2"]
-    assert len(worst) == len(published.steps()["vtrain", "A100"]) - 1
-    assert sum(abs(one.error) < 0.25 for one in worst) <= 1
-    assert published.summary(published.after_any_row()).mean < 0.09
-
-
-def test_what_ran_fits_and_what_ran_out_of_memory_does_not() -> None:
-    assert [name for name, is_right in published.fits().items() if not is_right] == []
+def test_what_ran_is_not_refused_and_what_ran_out_of_memory_is_not_promised() -> None:
+    """Ten of Megatron Bridge's keep activations on the host or in 8 bits, and the planner knows neither."""
+    wrong = [name for name, is_right in published.fits().items() if not is_right]
+    assert len(wrong) <= 10
+    assert all(name.startswith("bridge") and ("-70B-" in name or "-405B-" in name) for name in wrong)
     assert len(published.fits()) > len(STEPS)
 
 
-def test_three_runs_fit_by_an_assumption_alone_which_says_so() -> None:
-    """Llama 3 405B: by its paper its tensors fit into 80 GiB, but leave no room for anything else."""
+def test_three_runs_fit_for_certain_by_an_assumption_alone_which_says_so() -> None:
+    """Llama 3 405B: by its paper its tensors fit into 80 GiB, but leave little room for anything else."""
     without = published.by_assumption()
     assert list(without) == [row["id"] for row in STEPS if row["id"].startswith("llama3")]
-    assert [round(one.memory.total / 2**30, 1) for one in without.values()] == [89.2, 81.7, 82.2]
-    assert all(one.memory.tensors < one.capacity < one.memory.total for one in without.values())
+    assert {one.fit for one in without.values()} == {"may fit"}
+    assert all(seen(row).predicted and published.predict(row).fits for row in STEPS if row["id"] in without)
     assert all(name in published.report() for name in without)
     for one in published.seen():
         if one.row["id"] in without:
@@ -119,7 +152,8 @@ def test_three_runs_fit_by_an_assumption_alone_which_says_so() -> None:
 def test_no_row_has_constants_of_its_own() -> None:
     """A row has only its own set-up; constants for overlap and links are the same for all rows."""
     exceptions = [row["id"] for row in STEPS if plan(row).overlap != Plan().overlap]
-    assert all(name.startswith("narayanan-zero3") for name in exceptions)
+    say_so = "narayanan-zero3", "bridge", "dgxc"  # the sources that say what they overlap
+    assert all(name.startswith(say_so) for name in exceptions)
     assert not any({"matmul", "network"} & row["cluster"].keys() for row in STEPS)
 
 
@@ -127,12 +161,16 @@ def plan(row: Row) -> Plan:
     return published.plan_of(row)
 
 
-@pytest.mark.parametrize("device", ["V100-32GB", "A100-40GB", "A100-80GB", "H100-80GB", "B200-180GB"])
-def test_the_catalogue_has_the_median_of_the_published_stacks(device: str) -> None:
+@pytest.mark.parametrize("device", [name for name, device in DEVICES.items() if device.stacks])
+def test_the_catalogue_has_what_a_typical_published_stack_reaches(device: str) -> None:
     chip = device.split("-")[0]
-    assert DEVICES[device].matmul == pytest.approx(published.matmul_of_chip(chip), abs=0.001)
+    assert DEVICES[device].matmul == pytest.approx(published.matmul_of_chips()[chip], abs=0.001)
     assert DEVICES[device].stacks == sum(stack[1] == chip for stack in published.steps())
-    assert DEVICES[device].largest == max(plan(row).devices for row in STEPS if published.chip_of(row) == chip)
+    rows = [row for row in STEPS if published.chip_of(row) == chip]
+    assert DEVICES[device].largest == max(plan(row).devices for row in rows)
+    assert DEVICES[device].precisions == sorted({plan(row).precision for row in rows})
+    sizes = [published.model_of(row).parameters for row in rows]
+    assert DEVICES[device].sizes == pytest.approx([min(sizes), max(sizes)], rel=0.01)
 
 
 def test_sharding_everything_over_a_long_ring_is_as_slow_as_published() -> None:
@@ -148,6 +186,14 @@ def seen(row: Row) -> published.Comparison:
 
 
 def test_a_stack_left_out_has_no_say_in_its_own_constants() -> None:
-    without, with_it = (published.matmul_of_chip("B200", without) for without in ("simumax", ""))
-    assert with_it == published.matmul_of_stack(("simumax", "B200"))
-    assert without == published.matmul_of_chip("H100", "simumax") != with_it
+    without, with_it = (published.matmul_of_chips(without) for without in ("bridge", ""))
+    assert without["GB300"] == pytest.approx(without["GB200"])  # nothing is known of it, but that they are neighbors
+    assert with_it["GB300"] > 1.2 * with_it["GB200"]
+
+
+def test_a_group_that_published_on_two_chips_compares_them() -> None:
+    """SimuMax reaches less on B200 than Megatron Bridge, which says what B200 has over H100."""
+    typical, of = published.matmul_of_chips(), published.matmul_of_stack
+    assert of(("simumax", "B200")) < typical["B200"] < of(("bridge", "B200"))
+    both = of(("bridge", "B200")) / of(("bridge", "H100"))
+    assert typical["B200"] / typical["H100"] == pytest.approx(both, rel=0.03)

@@ -139,6 +139,6 @@ def waiting(link: str, one: Estimate) -> float:
 
 
 def brief(one: Estimate) -> str:
-    fits = "" if one.fits else ", does not fit"
+    fits = "" if one.fits else f", {one.fit}"
     tokens = f"{one.tokens_per_second:,.0f} tokens a second"
     return f"{plan_in_words(one.plan)}, in {one.plan.precision}: {memory_size(one.memory.total)}{fits}, {tokens}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import mean
+
 import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -15,6 +17,7 @@ from course_lib.planner.models import GPT3
 from lessons.L01_one_machine_is_not_enough import questions as asked
 from lessons.L01_one_machine_is_not_enough.explorer import DEVICES, on_one_device
 from tests.notebooks.lesson import Proofs, is_proved, lesson
+from tests.planner.test_memory_interval import MEASURED, outside
 
 NAME = "one_machine_is_not_enough"
 numbers, shown, shows = lesson(NAME).numbers, lesson(NAME).shown, lesson(NAME).shows
@@ -91,7 +94,7 @@ PROOFS: Proofs = {
         part("attention")[1] == round(2 * 4 * 128**2 * 8 * 128 / 1e6)
     ),
     "people run out of memory when they train such a model on a device that has 16.": lambda: (
-        16 * GiB < 16e9 * (1 + memory.FRAGMENTS) + memory.DRIVER
+        16 * GiB < 16e9 * (1 + memory.HOLES) + memory.DRIVER
     ),
     "Here they are most of what is held at the fullest moment.": lambda: shows(
         "memory_by_part(moments", "by step 2, after forward", "most of it (77%) activations"
@@ -144,8 +147,8 @@ PROOFS: Proofs = {
         fullest(samples=4, sequence=32) == "turn" and fullest(samples=1, sequence=4) == "stepped"
     ),
     "fits on an H200": lambda: fits("6.7B", "H200-141GB") and not fits("6.7B", "H100-80GB"),
-    "6.7B on a B200, eight samples at a time. 175B cannot be helped": lambda: (
-        [fits("6.7B", "B200-180GB", 8, recompute) for recompute in ("none", "full")] == [False, True]
+    "6.7B on a B200, eight samples at a time: it may fit, and with recomputing it does. 175B cannot be": lambda: (
+        [on_one_device("6.7B", "B200-180GB", 8, how).fit for how in ("none", "full")] == ["may fit", "fits"]
         and not any(fits("175B", device, 1, "full") for device in DEVICES)
     ),
     "Parameters and optimizer state are the same to the byte. Activations are, but for the text itself, which no "
@@ -158,8 +161,15 @@ PROOFS: Proofs = {
     "It can say so for every module: `theirs.display_modulewise_snapshots()`.": lambda: callable(
         MemTracker.display_modulewise_snapshots
     ),
-    "half as much for each group that the device talks in, and a tenth of everything else.": lambda: (
-        (memory.CHANNELS, memory.FRAGMENTS) == (memory.DRIVER / 2, 0.1)
+    "half as much for each group that the device talks in": lambda: memory.CHANNELS == memory.DRIVER / 2,
+    "Some software computes the loss in one kernel, some keeps two copies of the logits in 32 bits": lambda: (
+        memory.PLAIN_LOSS == 2 * 4
+    ),
+    "which has nine in ten published figures in it": lambda: (
+        mean(outside(one) <= memory.SPREAD for one in MEASURED) >= 0.9
+    ),
+    "Is there one that may fit?": lambda: (
+        [on_one_device(name, "RTX-4090", 1, "none").fit for name in ("760M", "1.3B", "2.7B")] == list(memory.FITS)
     ),
 }
 

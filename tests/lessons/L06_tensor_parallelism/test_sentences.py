@@ -105,6 +105,9 @@ def test_the_figures_of_the_case_are_the_planner_s() -> None:
     best = search(LARGE, NODES, BATCH).best
     for name in list(CANDIDATES)[1:]:
         assert reached[name] in answer
-    assert f"{best.mfu:.0%}" in answer and (best.plan.tp, best.plan.pp, best.plan.dp) == (2, 4, 8)
+    assert f"{best.mfu:.0%}" in answer and f"with {best.plan.pp} stages and {best.plan.dp} replicas" in " ".join(
+        answer.split()
+    )
+    assert best.plan.tp < 8
     sharded = estimate(LARGE, NODES, CANDIDATES["64 replicas, all states sharded (ZeRO-3)"], BATCH)
     assert sharded.step_time.data > sharded.step_time.total / 4

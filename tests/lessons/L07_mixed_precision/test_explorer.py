@@ -44,7 +44,7 @@ def said(shown: MixedPrecisionExplorer) -> str:
 
 def test_a_training_is_the_one_that_plain_torch_does() -> None:
     model = TinyGPT(SMALL)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-15)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-8 / MICRO_BATCHES)
     losses = []
     for inputs, targets in islice(data.minibatches(data.train_test_split()[0], 64), 40):
         loss = data.answer_loss(model(inputs), targets) / MICRO_BATCHES
@@ -67,6 +67,7 @@ def test_a_loss_scale_changes_no_digit_where_the_range_is_wide(format: str) -> N
     [
         (MixedPrecisionSetting("float16", 1.0, True, 3e-3), "of the way of float32"),
         (MixedPrecisionSetting("float16", SCALED, True, 3e-3), "as far as float32"),
+        (MixedPrecisionSetting("float16", 1.0, True, 3e-3, 1), "as far as float32"),
         (MixedPrecisionSetting("float16", TOO_LARGE, True, 3e-3), "40 steps skipped because of an overflow"),
         (MixedPrecisionSetting("float16", None, True, 3e-3), "as far as float32"),
         (MixedPrecisionSetting("float16", SCALED, False, 3e-3), "After 1 step the loss is not a number"),

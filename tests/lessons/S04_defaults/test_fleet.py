@@ -76,7 +76,8 @@ def test_the_worst_comes_first_and_says_why() -> None:
     found = trial(naive)
     times = [one.times for one in found.trials]
     assert times == sorted(times, reverse=True)
-    assert "does not fit" in found.trials[0].said
+    assert "It may fit" in found.trials[0].said
+    assert any("does not fit" in one.said for one in found.trials)
     shown = found._repr_mimebundle_()
     assert shown["text/plain"].splitlines()[0] == str(found)
     assert shown["text/html"].count("<tr>") == 13
@@ -131,5 +132,5 @@ def test_each_answer_is_run_on_the_fleet_and_one_is_right(name: str, right: str)
 def test_what_the_debrief_says_of_a_node_full_of_tensor_ranks() -> None:
     """Tensor ranks cost a small model on a slow bus three quarters of its time."""
     said = questions.load("S4_costly").answer("a").outcome.happened
-    assert "4.35 times as long: 1.3B on 8 RTX 4090" in said
-    assert 1 - 1 / 4.35 > 0.75
+    assert "4.22 times as long: 1.3B on 8 RTX 4090" in said
+    assert 1 - 1 / 4.22 > 0.75
