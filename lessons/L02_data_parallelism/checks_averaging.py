@@ -226,7 +226,7 @@ def _take_hooks_off(model: nn.Module) -> bool:
     return found
 
 
-def _few_messages(observed: list[Observed]) -> str:
+def _few(observed: list[Observed]) -> str:
     arguments = observed[0].before
     steps = len([name for name in arguments if name.endswith("][0]")])
     size = sum(one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments)  # type: ignore[misc, union-attr]
@@ -234,17 +234,10 @@ def _few_messages(observed: list[Observed]) -> str:
     return sent_more(observed, most, "The gradients are")
 
 
-bucket_price = _layers(4, 6, 500, 0, width=16)
+price = _layers(4, 6, 500, 0, width=16)
 SLOW_PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
 backward_in_buckets = Exercise(
-    "backward_in_buckets",
-    in_buckets,
-    _play_layers,
-    _all_layers,
-    bucket_price,
-    SLOW_PACE,
-    rounding=1e-12,
-    breach=_few_messages,
+    "backward_in_buckets", in_buckets, _play_layers, _all_layers, price, SLOW_PACE, rounding=1e-12, breach=_few
 )
 hooked, back = "register_post_accumulate_grad_hook(ready)", "    loss.backward()\n"
 backward_in_buckets.change(

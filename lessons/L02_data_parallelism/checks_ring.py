@@ -36,7 +36,7 @@ def right(tensor: Tensor) -> None:
 def _rounds(chunks: Sequence[Tensor], first: int, take: Callable, n_rounds: int | None = None) -> None:
     """Send chunk `first`, counted from this rank's own, then in each round the chunk that has just arrived."""
     rank, n = dist.get_rank(), dist.get_world_size()
-    buffer = torch.empty_like(chunks[0])  # no chunk is longer than the first
+    buffer = torch.empty_like(max(chunks, key=len))
     for step in range(n - 1 if n_rounds is None else n_rounds):
         outgoing, own = chunks[(rank + first - step) % n], chunks[(rank + first - step - 1) % n]
         sending: Any = dist.isend(outgoing, (rank + 1) % n)
@@ -80,7 +80,9 @@ def _breach(observed: list[Observed]) -> str:
     if beyond := [pair for pair in peers if (pair[1] - pair[0]) % n not in (1, n - 1)]:
         return "Rank {} sends to rank {}, which is not its neighbor in the ring.".format(*beyond[0])
     best = 2 * n - 2, 2 * (n - 1) * -(-len(tensor.flatten()) // n)  # type: ignore[union-attr]
-    return sent_more(observed, best, "The sum is")
+    largest, chunk = max(len(sent.content) for seen in observed for sent in seen.sent), best[1] // best[0]
+    too_large = f"The sum is right, but a message carries {largest} numbers, and a chunk, rounded up, has {chunk}."
+    return sent_more(observed, best, "The sum is") or too_large * (largest > chunk)
 
 
 # Which round went wrong
@@ -122,6 +124,11 @@ ring_all_reduce.change("second_phase_from_own_chunk", "first=1", "first=0")
 ring_all_reduce.change("round_missing", "Tensor.add_", "Tensor.add_, n_rounds=dist.get_world_size() - 2")
 mean = "Tensor.copy_); tensor.copy_(tensor / dist.get_world_size())"
 ring_all_reduce.change("mean_instead_of_sum", "Tensor.copy_)", mean)
+ring_all_reduce.change("round_too_many", "Tensor.add_", "Tensor.add_, n_rounds=dist.get_world_size()")
+size = "tensor.numel() // dist.get_world_size()"
+ring_all_reduce.change("rest_dropped", "view(-1)", f"view(-1)[: {size} * dist.get_world_size()]")
+ends = f"[{size} * i for i in range(1, dist.get_world_size())]"
+ring_all_reduce.change("rest_in_last_chunk", "split(dist.get_world_size())", f"split({ends})")
 ring_all_reduce.change("too_few_chunks", ".tensor_split(", ".chunk(", fails=True)
 
 

@@ -1,7 +1,7 @@
 """The check for `split_batch(batch, rank, world_size)`: every sample on exactly one rank, no rank with too many.
 
-Which sample goes to which rank is free: the mean over the minibatch does not depend on it. The sizes are free, too, as
-long as no share is empty and the largest, which all ranks wait for, is as small as possible.
+Which sample goes to which rank is free: the mean over the minibatch does not depend on it. Sizes differ by at most one,
+so that a plain mean over ranks is as close to that mean as it can be; and nobody waits for a larger share.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ split_batch.change(
     "remainder_dropped", own_code, "torch.stack(batch.split(len(batch) // world_size)[:world_size])[rank]"
 )
 split_batch.change("empty_share", end_code, "-(-len(batch) // world_size) * end")
+ceil, left = "-(-len(batch) // world_size) * end", "len(batch) - world_size + end"
+split_batch.change("uneven", end_code, f"min({ceil}, {left}) * (end > 0)")
 split_batch.change("lopsided", end_code, "len(batch) // world_size * end if end < world_size else len(batch)")
 split_batch.change("sorted_before", own_code, "batch[batch.view(len(batch), -1)[:, 0].argsort()][start:stop]")
 split_batch.change("too_few_pieces", own_code, "batch.chunk(world_size)[rank]", fails=True)

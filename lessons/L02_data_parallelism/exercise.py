@@ -40,7 +40,8 @@ from lessons.L02_data_parallelism import checks
 #     minibatch    [ 0  1  2  3  4  5  6  7  8  9 ]
 #     shares       [ 0  1  2 ]  [ 3  4  5 ]  [ 6  7 ]  [ 8  9 ]
 #
-# A step is over when the slowest rank is done, so no share should be larger than it must.
+# A step is over when the slowest rank is done, so no share should be larger than it must. And none should be smaller:
+# a plain mean over ranks, as in the next part, is closest to the mean over samples when shares are as equal as can be.
 
 # %% nbgrader={"grade_id": "split_batch", "solution": true}
 def split_batch(batch, rank, world_size):
@@ -48,7 +49,7 @@ def split_batch(batch, rank, world_size):
 
     batch: a tensor [samples, ...], one sample in each row, at least world_size of them.
     Returns the rows that this rank works on, as a tensor. Each sample is in exactly one
-    rank's share, no share is empty, and none is larger than it has to be.
+    rank's share, no share is empty, and no two differ by more than one sample.
 
     Every rank calls this twice, with the inputs and with the targets. Their rows have
     to stay together.
@@ -114,6 +115,8 @@ def average_gradients(model, samples):
         rank's samples. All ranks have the same parameters. Those that are frozen have
         no gradient (`parameter.grad is None`), and stay so.
     samples: how many samples this rank has; other ranks may have more or fewer.
+
+    All ranks end with the same gradients, bit for bit: replicas would drift apart otherwise.
     """
     ### BEGIN SOLUTION
     total = torch.tensor(samples)
@@ -198,7 +201,8 @@ def ring_all_reduce(tensor):
 
     Uses dist.send, dist.recv, dist.isend and dist.irecv alone. Each rank talks to its
     two neighbors only, and sends 2 (world_size - 1) messages of one chunk. A chunk is
-    the world_size-th part of the tensor, rounded up.
+    the world_size-th part of the tensor, rounded up; none is larger. When it returns,
+    nothing is on its way any more.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -51,7 +51,7 @@ def scattered(tensor: Tensor) -> Tensor:
 
 def gathered(piece: Tensor, size: int) -> Tensor:
     rank, n = place()
-    whole = piece.new_zeros(size)
+    whole = piece.new_empty(size)
     pieces = whole.tensor_split(n)
     pieces[rank].copy_(piece)
     handles: list[Any] = []
@@ -97,10 +97,8 @@ def _fit(tensor: Tensor, like: Tensor) -> Tensor:
     return nn.functional.pad(tensor, (0, len(like) - len(tensor)))
 
 
-reduce_scatter_cases, reduce_scatter_price = functools.partial(_cases, _tensor), _case(_tensor, 4, 3_000)
-reduce_scatter = exact(
-    "reduce_scatter", scattered, result, reduce_scatter_cases, reduce_scatter_price, breach=_sent_too_much
-)
+scatter_cases, scatter_price = functools.partial(_cases, _tensor), _case(_tensor, 4, 3_000)
+reduce_scatter = exact("reduce_scatter", scattered, result, scatter_cases, scatter_price, breach=_sent_too_much)
 reduce_scatter.change("own_missing", "pieces[rank].clone()", "torch.zeros_like(pieces[rank])")
 reduce_scatter.change("divided", "return total", "return total / n")
 reduce_scatter.change("rank_left_out", "range(1, n)", "range(1, n - 1)")
@@ -205,11 +203,8 @@ train_sharded.change("gradients_summed", train_sharded_add, "scattered(gradient)
 train_sharded.change("own_gradient_alone", train_sharded_add, "gradient.tensor_split(n)[rank].clone()")
 train_sharded.change("new_optimizer_each_step", "optimizer.step()", "make_optimizer([shard]).step()")
 train_sharded.change("old_gradients_stay", "model.zero_grad()", "pass")
-train_sharded.change(
-    "others_stale",
-    "gathered(shard, len(weights))",
-    f"torch.cat([*{split_code}[:rank], shard, *{split_code}[rank + 1 :]])",
-)
+stale = f"torch.cat([*{split_code}[:rank], shard, *{split_code}[rank + 1 :]])"
+train_sharded.change("others_stale", "gathered(shard, len(weights))", stale)
 train_sharded.change("model_unchanged", "vector_to_parameters(whole, parameters)", "pass")
 train_sharded.change("shard_starts_anew", "shard.grad =", f"shard.copy_({split_code}[rank]); shard.grad =")
 
@@ -292,17 +287,13 @@ def _one_layer_at_a_time(observed: list[Observed]) -> str:
     return too_much * (len(shards[0]) == len(MANY) and most >= model)
 
 
-sharded_linear_price, sharded_linear_freed = _layers(4, MANY, 0), _one_layer_at_a_time
-sharded_linear = exact(
-    "sharded_linear", linear, _play_layers, _all_layers, sharded_linear_price, breach=sharded_linear_freed
-)
-sharded_linear_add, mine_code = (
-    "scattered((dy.T @ x).flatten())",
-    "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]",
-)
-sharded_linear.change("own_samples", f"{sharded_linear_add} / n", f"{mine_code}.clone()")
-sharded_linear.change("summed", f"{sharded_linear_add} / n", sharded_linear_add)
+layers_price, layers_freed = _layers(4, MANY, 0), _one_layer_at_a_time
+sharded_linear = exact("sharded_linear", linear, _play_layers, _all_layers, layers_price, breach=layers_freed)
+add, mine_code = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
+sharded_linear.change("own_samples", f"{add} / n", f"{mine_code}.clone()")
+sharded_linear.change("summed", f"{add} / n", add)
 sharded_linear.change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
+sharded_linear.change("dx_averaged", "return dx", "dist.all_reduce(dx); return dx / n")
 sharded_linear.change("dx_divided", "return dx", "return dx / n")
 sharded_linear.change("never_freed", "def whole()", "@functools.cache\n    def whole()")
 

@@ -56,7 +56,7 @@ def reduce_scatter(tensor):
     Returns a new tensor: piece `rank` of the sum, as tensor_split(world_size) cuts it.
 
     Uses dist.send, dist.recv, dist.isend and dist.irecv alone. A rank sends no more
-    than world_size - 1 pieces in all.
+    than world_size - 1 pieces in all. When it returns, nothing is on its way any more.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -131,7 +131,7 @@ def all_gather(piece, size):
     Returns a new flat tensor of `size` numbers, the same on all ranks.
 
     Uses dist.send, dist.recv, dist.isend and dist.irecv alone. A rank sends no more
-    than world_size - 1 pieces in all.
+    than world_size - 1 pieces in all. When it returns, nothing is on its way any more.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -205,7 +205,8 @@ def train_sharded(model, batches, loss_fn, make_optimizer):
     make_optimizer: make_optimizer([tensor, ...]) is an optimizer of these tensors, as
         if you called torch.optim.AdamW([tensor, ...]). It updates each from its .grad.
 
-    A rank keeps the optimizer's state of its own shard alone.
+    A rank keeps the optimizer's state of its own shard alone. All ranks end with the
+    same parameters, bit for bit.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -348,8 +349,8 @@ def sharded_linear(x, shard, shape):
 # </details>
 # <details><summary>Hint 2: forward</summary>
 #
-# `all_gather(shard, shape[0] * shape[1]).view(shape)` is the weight. Do not save it. Save `x` and `shard`, from which
-# you can make it again.
+# You have a function that makes a whole out of pieces. It returns a flat tensor, and `view` gives it a shape. Backward
+# can do the same again: so leave in `ctx` what it needs for that, and not the weight.
 # </details>
 # <details><summary>Hint 3: whose gradient is what?</summary>
 #
@@ -358,8 +359,8 @@ def sharded_linear(x, shard, shape):
 # </details>
 # <details><summary>Hint 4: backward</summary>
 #
-# `dx = dy @ weight`, with the weight gathered again, and `gradient = dy.T @ x`, which has the shape of the weight. You
-# return `dx` and your piece of the mean: `reduce_scatter(gradient.flatten()) / world_size`.
+# The lines are in the picture above. `reduce_scatter` takes a flat tensor and returns a sum; what is asked for is a
+# mean, as in part 3. Return a gradient for each argument of `forward`, in their order.
 # </details>
 
 # %% nbgrader={"grade_id": "check_sharded_linear", "grade": true, "locked": true, "points": 5}
@@ -390,7 +391,9 @@ layer.idle
 # | a block that keeps its input alone, and computes everything inside once more when it is needed | 20 | ★★☆ |
 #
 # Parameters, gradients and the optimizer's state are cut now. What is left are the activations: all that autograd keeps
-# inside the blocks, from the forward to the backward pass. It can be computed again, from the block's input:
+# inside the blocks, from the forward to the backward pass. It can be computed again, from the block's input. In part 4
+# you wrote a backward pass by its formulas. Nobody has a formula for any block, but autograd finds one: inside your
+# `backward` you run the block a second time, now with autograd, and go back through that.
 #
 #     forward      y = block(x)        keep x, nothing else
 #     backward     y = block(x)        now with all that autograd needs

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Observed, effect, normal, prepared
+from course_lib.classroom.checks.part import Case, Observed, normal, prepared
 from course_lib.classroom.checks.tables import Plans, computing
 from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Pace
@@ -90,7 +90,7 @@ def _as_text(actions: Any, row: int, each: int) -> Any:
     return " ".join(f"{op}{k}" if each == 1 and stage == row else f"{op}{k}.{stage}" for op, stage, k in actions)
 
 
-def _what_it_would_do(observed: list[Observed]) -> str:
+def _would_do(observed: list[Observed]) -> str:
     """Say why these lists would hang, or in what they are worse than the right ones."""
     name, *sizes = (str(observed[0].values[size]) for size in ("name", "n_stages", "m", "each"))
     n_stages, m, each = map(int, sizes)
@@ -116,44 +116,32 @@ def _what_it_would_do(observed: list[Observed]) -> str:
 
 
 on_devices = partial(Exercise, pace=Pace({"forward": 0.05, "backward": 0.1}))
-pipeline_actions_price = _schedule(4, "1f1b", 4, 8, runs=True)
-pipeline_actions = on_devices(
-    "pipeline_actions", listed, _play_schedule, _schedules, pipeline_actions_price, rule=_what_it_would_do
-)
-pipeline_actions_ahead, last_code = (
-    "min(n_stages - 1 - stage, n_micro_batches)",
-    "range(n_micro_batches - ahead, n_micro_batches)",
-)
-pipeline_actions.change("always_gpipe", pipeline_actions_ahead, "n_micro_batches")
-pipeline_actions.change("one_by_one", pipeline_actions_ahead, "0")
-pipeline_actions.change("all_alike", pipeline_actions_ahead, "min(n_stages - 1, n_micro_batches)")
-pipeline_actions.change("other_end", pipeline_actions_ahead, "min(stage, n_micro_batches)")
-pipeline_actions.change("one_less", pipeline_actions_ahead, "min(max(n_stages - 2 - stage, 0), n_micro_batches)")
-pipeline_actions.change("one_more", pipeline_actions_ahead, "min(n_stages - stage, n_micro_batches)")
+price = _schedule(4, "1f1b", 4, 8, runs=True)
+pipeline_actions = on_devices("pipeline_actions", listed, _play_schedule, _schedules, price, rule=_would_do)
+lead, last_code = "min(n_stages - 1 - stage, n_micro_batches)", "range(n_micro_batches - ahead, n_micro_batches)"
+pipeline_actions.change("always_gpipe", lead, "n_micro_batches")
+pipeline_actions.change("one_by_one", lead, "0")
+pipeline_actions.change("all_alike", lead, "min(n_stages - 1, n_micro_batches)")
+pipeline_actions.change("other_end", lead, "min(stage, n_micro_batches)")
+pipeline_actions.change("one_less", lead, "min(max(n_stages - 2 - stage, 0), n_micro_batches)")
+pipeline_actions.change("one_more", lead, "min(n_stages - stage, n_micro_batches)")
 pipeline_actions.change("last_first", last_code, f"reversed({last_code})")
 
 
-interleaved_actions_price = _schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True)
+price = _schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True)
 interleaved_actions = on_devices(
-    "interleaved_actions",
-    interleaved,
-    _play_schedule,
-    _interleavings,
-    interleaved_actions_price,
-    rule=_what_it_would_do,
+    "interleaved_actions", interleaved, _play_schedule, _interleavings, price, rule=_would_do
 )
-interleaved_actions_ahead, stages_code = (
-    "(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)",
-    "rank, n_ranks * stages_per_rank, n_ranks",
-)
+lead = "(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)"
+stages_code = "rank, n_ranks * stages_per_rank, n_ranks"
 interleaved_actions.change("stages_side_by_side", stages_code, "stages_per_rank * rank, stages_per_rank * (rank + 1)")
 interleaved_actions.change("same_way_back", "reversed(stages)", "stages")
 interleaved_actions.change("one_stage_after_the_other", "size = n_ranks", "size = n_micro_batches")
 interleaved_actions.change("one_micro_batch_after_the_other", "size = n_ranks", "size = 1")
-interleaved_actions.change("ahead_as_with_one_stage", interleaved_actions_ahead, "n_ranks - 1 - rank")
-interleaved_actions.change("ahead_by_half", interleaved_actions_ahead, interleaved_actions_ahead.replace("2 * ", ""))
-interleaved_actions.change("one_more", interleaved_actions_ahead, f"{interleaved_actions_ahead} + 1")
-interleaved_actions.change("all_forward_first", interleaved_actions_ahead, "n_micro_batches * stages_per_rank")
+interleaved_actions.change("ahead_as_with_one_stage", lead, "n_ranks - 1 - rank")
+interleaved_actions.change("ahead_by_half", lead, lead.replace("2 * ", ""))
+interleaved_actions.change("one_more", lead, f"{lead} + 1")
+interleaved_actions.change("all_forward_first", lead, "n_micro_batches * stages_per_rank")
 
 
 # A rank that runs its list
@@ -211,7 +199,27 @@ def _steps(seed: int) -> list[Case]:
     return [_step(n, name, sizes, seed + n, new) for n, name, sizes, new in [*first, *more, *last]]
 
 
-run_actions = on_devices("run_actions", ran, effect, _steps, _step(4, "1f1b", (2,) * 6, 0), rounding=1e-12)
+def _play_actions(
+    fn: Callable, actions: list, module: nn.Module, inputs: list, targets: list, loss_fn: Callable, width: int
+) -> dict[str, str]:
+    """Run the actions. Returns the passes of the module in the order in which they are done."""
+    passes: list[str] = []
+
+    def note(module: nn.Module, x: Any, y: Any) -> None:
+        k = sum(one.startswith("F") for one in passes)
+        passes.append(f"F{k}")
+        if y.requires_grad:
+            y.register_hook(lambda _: passes.append(f"B{k}"))
+
+    module.register_forward_hook(note)
+    fn(actions, module, inputs, targets, loss_fn, width)
+    return {"order of passes": " ".join(passes)}
+
+
+run_actions = on_devices("run_actions", ran, _play_actions, _steps, _step(4, "1f1b", (2,) * 6, 0), rounding=1e-12)
+run_actions.change("list_ignored", "in actions", "in sorted(actions, key=lambda one: one[0] == 'B')")
+whole = "actions, inputs, targets = [one for one in actions if one[2] == 0], [torch.cat(inputs)], [torch.cat(targets)]"
+run_actions.change("one_piece", "rank, last, samples =", f"{whole}; rank, last, samples =")
 share, other = " * len(targets[k]) / samples", "max(j for j in in_flight if len(targets[j]) == len(targets[k]))"
 run_actions.change("losses_summed", share, "")
 run_actions.change("all_alike", share, " / len(targets)")
@@ -255,18 +263,10 @@ def _run_gpipe(plan: tuple, found: Any) -> None:
     perform(SCHEDULES["gpipe"](len(forward), m).actions[rank], len(forward), forward[rank], backward[rank])
 
 
-bubble_more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
+more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
 with_gpipe = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
 bubble = computing(
-    "bubble",
-    idle_share,
-    "pipelines with ",
-    _pipelines,
-    bubble_more,
-    with_gpipe,
-    _run_gpipe,
-    pace=Pace(0.01),
-    rounding=1e-6,
+    "bubble", idle_share, "pipelines with ", _pipelines, more, with_gpipe, _run_gpipe, pace=Pace(0.01), rounding=1e-6
 )
 idle, both = "1 - busy / (n * step)", "seconds([*map(sum, zip(forward, backward))])"
 bubble.change("of_computing", idle, "n * step / busy - 1")
@@ -274,6 +274,10 @@ bubble.change("seconds_idle", idle, "n * step - busy")
 bubble.change("one_turn_more", "(m - 1)", "m")
 bubble.change("never_filled", "sum(each)", "max(each)")
 bubble.change("equal_stages", idle, "(n - 1) / (m + n - 1)")
+bubble.change("busy", idle, "busy / (n * step)")
+bubble.change("first_rank", "m * (sum(forward) + sum(backward))", "n * m * (forward[0] + backward[0])")
+bubble.change("last_pace", "max(each)", "each[-1]")
+bubble.change("forward_alone", idle, "1 - m * sum(forward) / (n * seconds(forward))")
 bubble.change("one_slowest", "seconds(forward) + seconds(backward)", both)
 
 
@@ -293,9 +297,9 @@ MINIBATCHES = ("roomy minibatches", "minibatches in little room", "minibatches w
 
 def _minibatches(seed: int, rank: int) -> Plans:
     """Minibatches of each kind, so varied that no two mistakes are right for the same ones."""
-    usual = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed)]
+    usual = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed), (32, 4, 0.5, 3)]
     few = [(64, 6 + seed, 200.5 + rank, 1), (96, 4, 150.5 + seed, 1), (80, 8, 300.5 + rank, 1)]
-    rooms = [(usual, (1000, 1000, 1000)), (usual, (4, 16, 12)), (few, (64, 48, 40))]
+    rooms = [(usual, (1000,) * 4), (usual[:3], (4, 16, 12)), (few, (64, 48, 40))]
     plans = [[(*plan, room) for plan, room in zip(*pair, strict=True)] for pair in rooms]
     return dict(zip(MINIBATCHES, plans, strict=True))
 
@@ -306,15 +310,15 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
     perform(SCHEDULES["1f1b"](n, max(1, min(int(m), samples))).actions[dist.get_rank()], n, seconds, seconds)
 
 
-best_micro_batches_more = [*((3, kind) for kind in MINIBATCHES), *((4, kind) for kind in MINIBATCHES[:2])]
+more = [*((3, kind) for kind in MINIBATCHES), *((4, kind) for kind in MINIBATCHES[:2])]
 minibatch, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
-best_micro_batches = computing(
-    "best_micro_batches", best, "", _minibatches, best_micro_batches_more, minibatch, _run_1f1b, pace=pace
-)
+best_micro_batches = computing("best_micro_batches", best, "", _minibatches, more, minibatch, _run_1f1b, pace=pace)
 best_micro_batches.change("memory_forgotten", " and held(m) <= room", "")
 best_micro_batches.change("no_overhead", "overhead +", "0 +")
 best_micro_batches.change("no_bubble", "(m + n_stages - 1)", "m")
 best_micro_batches.change("holds_one", "min(n_stages, m) *", "")
 best_micro_batches.change("holds_all", "min(n_stages, m)", "n_stages")
 best_micro_batches.change("left_over", "samples % m == 0 and", "")
+formula = "abs(m - ((n_stages - 1) * per_sample * samples / overhead) ** 0.5)"
+best_micro_batches.change("formula_rounded", "key=seconds", f"key=lambda m: {formula}")
 best_micro_batches.change("the_size", "min(fitting", "samples // min(fitting")

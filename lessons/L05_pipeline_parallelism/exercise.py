@@ -182,8 +182,9 @@ def interleaved_actions(rank, n_ranks, stages_per_rank, n_micro_batches):
 # </details>
 # <details><summary>Hint 2: how many come first?</summary>
 #
-# `(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)`, but never more than there are. Count them in the lists
-# above: 4 on rank 0, and 2 on rank 1.
+# Two things add up. The first group goes through all stages of the rank but the last: how many passes is that? And each
+# rank behind this one takes two turns more. Count in the lists above: together it is 4 on rank 0, and 2 on rank 1.
+# There are never more than all forward passes.
 # </details>
 # <details><summary>Hint 3: the rest</summary>
 #
@@ -244,7 +245,8 @@ def run_actions(actions, module, inputs, targets, loss_fn, width):
         the inputs.
 
     Adds to the .grad of the parameters of `module` the gradient of the mean loss over
-    the whole minibatch.
+    the whole minibatch. Does one pass of `module` for each action, in the order of the
+    list. When it returns, nothing is on its way any more.
     """
     ### BEGIN SOLUTION
     rank, last = dist.get_rank(), dist.get_world_size() - 1
@@ -366,8 +368,8 @@ def bubble(forward, backward, n_micro_batches):
 # </details>
 # <details><summary>Hint 3: the pace</summary>
 #
-# Behind the slowest stage micro-batches come out one `max(forward)` apart. So the forward passes take `sum(forward) +
-# (n_micro_batches - 1) * max(forward)`, and the backward passes the same with `backward`.
+# Behind the slowest stage micro-batches come out one after the other, as far apart as that stage takes for one. So how
+# long after the first does the last one leave? The way back is the same, with a slowest stage of its own.
 # </details>
 
 # %% nbgrader={"grade_id": "check_bubble", "grade": true, "locked": true, "points": 3}
@@ -434,12 +436,13 @@ def best_micro_batches(samples, n_stages, overhead, per_sample, room):
 # </details>
 # <details><summary>Hint 2: the step</summary>
 #
-# `(m + n_stages - 1) * (overhead + per_sample * samples / m)`. Both directions take as long, so twice of it has its
-# minimum at the same place.
+# The text above has both: how many turns there are, and how long a turn takes. Both directions take as long, so one of
+# them is enough to find the best.
 # </details>
 # <details><summary>Hint 3: the memory</summary>
 #
-# With `m` micro-batches each has `samples / m` samples, and stage 0 holds `min(m, n_stages)` of them.
+# How many micro-batches does stage 0 hold at a time? There are two cases. How many samples is that, with this number of
+# micro-batches? Leave out the numbers for which it is more than `room`.
 # </details>
 
 # %% nbgrader={"grade_id": "check_best_micro_batches", "grade": true, "locked": true, "points": 3}

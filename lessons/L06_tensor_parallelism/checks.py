@@ -114,6 +114,11 @@ column_parallel.change("f_averages", "summed", "averaged")
 column_parallel.change("g_in_place_of_f", "unchanged, summed", "summed, unchanged")
 column_parallel.change("f_on_both_ways", "unchanged", "summed")
 column_parallel.change("outputs_gathered", "F.linear(x, weight, bias)", "side_by_side(F.linear(x, weight, bias))")
+own = "summed(F.pad(dy, (0, 64 - len(bias))))[..., : len(bias)]"
+behind = f"conjugate(F.linear(x, weight, bias), unchanged, lambda dy: {own})"
+column_parallel.change(
+    "f_behind_the_layer", "F.linear(x, weight, bias)", behind, "unchanged, summed", "unchanged, unchanged"
+)
 column_parallel.change("nothing_goes_on", "summed", "dist.all_reduce")
 
 
@@ -129,9 +134,7 @@ g = "conjugate(partial_sum, summed, unchanged)"
 row_parallel.change("without_g", g, "partial_sum")
 row_parallel.change("g_averages", "summed", "averaged")
 row_parallel.change("bias_on_every_rank", f"{g} + bias", "conjugate(partial_sum + bias, summed, unchanged)")
-row_parallel.change(
-    "bias_in_parts", f"{g} + bias", "conjugate(partial_sum + bias / dist.get_world_size(), summed, unchanged)"
-)
+row_parallel.change("bias_in_parts", g, g.replace("sum,", "sum + bias / dist.get_world_size(),"), " + bias\n", "\n")
 only_here = "conjugate(partial_sum + (0 if dist.get_rank() else bias), summed, unchanged)"
 row_parallel.change("bias_on_one_rank", f"{g} + bias", only_here)
 row_parallel.change("g_on_both_ways", "unchanged", "summed")
@@ -212,6 +215,14 @@ cut_heads.change("qkv_cut_as_one", make_rows, "torch.arange(3 * hidden).tensor_s
 cut_heads.change("through_the_heads", cut_them, ".tensor_split(n, 1)[rank].flatten()")
 cut_heads.change("heads_interleaved", ".view(heads, -1)", ".view(-1, heads).T")
 cut_heads.change("heads_torn", ".view(heads, -1)", "")
+cut_heads.change("bias_whole", "bias[rows]", "bias")
+cut_heads.change("out_whole", "out[:, own]", "out")
+cut_heads.change("queries_alone", make_rows, "own")
+cut_heads.change("keys_first", make_rows, "torch.cat([own + hidden, own, own + 2 * hidden])")
+cut_heads.change("values_first", make_rows, "torch.cat([own + 2 * hidden, own + hidden, own])")
+cut_heads.change("values_before_keys", make_rows, "torch.cat([own, own + 2 * hidden, own + hidden])")
+cut_heads.change("keys_whole", make_rows, "torch.cat([own, torch.arange(hidden, 3 * hidden)])")
+cut_heads.change("by_columns", "qkv[rows]", "qkv[:, own]")
 cut_heads.change("out_cut_by_rows", "out[:, own]", "out[own]")
 cut_heads.change("other_columns_of_out", "out[:, own]", "out.roll(len(own), 1)[:, own]")
 cut_heads.change("all_heads", cut_them, ".flatten()")
@@ -272,10 +283,8 @@ def _three_numbers(observed: list[Observed]) -> str:
     return f"{too_much}: three a target." * (most > allowed)
 
 
-cross_entropy_price = _tokens(4, 16, 64)
-cross_entropy = exact(
-    "cross_entropy", entropy, _play_entropy, _tokens_cases, cross_entropy_price, breach=_three_numbers
-)
+price = _tokens(4, 16, 64)
+cross_entropy = exact("cross_entropy", entropy, _play_entropy, _tokens_cases, price, breach=_three_numbers)
 add_up = "dist.all_reduce(sums)"
 cross_entropy.change("own_softmax", add_up, "dist.all_reduce(logit)")
 cross_entropy.change("own_softmax_in_the_gradient", "div_(total[:, None])", "div_(exponentials.sum(-1, keepdim=True))")
@@ -283,9 +292,14 @@ cross_entropy.change("logarithms_added", add_up, f"total.log_(); {add_up}; total
 cross_entropy.change("own_largest", "dist.all_reduce(largest, dist.ReduceOp.MAX)", "pass")
 cross_entropy.change("one_number_for_all_targets", "logits.amax(-1)", "logits.amax().repeat(len(targets))")
 cross_entropy.change("nothing_subtracted", "logits - largest[:, None]", "logits.clone()")
-cross_entropy.change(
-    "target_on_every_rank", "place = targets - first", "place = (targets - first).clamp(0, logits.shape[-1] - 1)"
-)
+kept = "clamp(0, logits.shape[-1] - 1)"
+cross_entropy.change("target_on_every_rank", "targets - first", f"(targets - first).{kept}")
+in_loss = f"logit += exponentials.gather(1, place.{kept}[:, None])[:, 0]"
+cross_entropy.change("clamped_in_the_loss", "logit[rows] = exponentials[rows, place[rows]]", in_loss)
+in_gradient = f"gradient.scatter_add_(1, place.{kept}[:, None], -torch.ones_like(total)[:, None])"
+cross_entropy.change("clamped_in_the_gradient", "gradient[rows, place[rows]] -= 1", in_gradient)
+cross_entropy.change("place_from_the_end", "targets - first", "targets - first; place[place < 0] += logits.shape[-1]")
+cross_entropy.change("target_not_shifted", "= exponentials[rows, place[rows]]", "= logits[rows, place[rows]]")
 cross_entropy.change("place_not_moved", "targets - first", "targets.clone()")
 cross_entropy.change("target_not_in_the_gradient", "gradient[rows, place[rows]] -= 1", "pass")
 cross_entropy.change("gradient_of_a_sum", ".div_(len(targets))", "")

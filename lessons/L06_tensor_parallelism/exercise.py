@@ -141,7 +141,7 @@ def row_parallel(x, weight, bias):
     weight: this rank's share, [outputs, its inputs].
     bias: [outputs], the same on all ranks. Each of them keeps it, so each needs its gradient.
 
-    Returns y, [..., outputs], the same on all ranks. When backward() is called, this rank
+    Returns y, [..., outputs], the same on all ranks, bit for bit. When backward() is called, this rank
     gets the gradient of its x and its weight, and every rank that of the bias.
     """
     ### BEGIN SOLUTION
@@ -169,9 +169,10 @@ def row_parallel(x, weight, bias):
 #
 # y is the sum of all partial sums, so the gradient of each is the gradient of y, and that all ranks have already.
 # </details>
-# <details><summary>Hint 4: the last line</summary>
+# <details><summary>Hint 4: what `conjugate` stands around</summary>
 #
-# `return conjugate(partial_sum, all_reduced, lambda gradient: gradient) + bias`
+# Three things happen: a product, a sum over ranks, and the bias. One of them needs `conjugate`. Forward it does
+# something there, and backward nothing: `lambda gradient: gradient`.
 # </details>
 
 # %% nbgrader={"grade_id": "check_row_parallel", "grade": true, "locked": true, "points": 2}
@@ -306,7 +307,7 @@ def cross_entropy(logits, targets, first):
         one rank, and ranks may have different numbers of them.
 
     Returns (loss, gradient): the mean of the targets' cross-entropies, a tensor without
-    dimensions, the same on all ranks; and its gradient with respect to this rank's logits.
+    dimensions, the same on all ranks, bit for bit; and its gradient with respect to this rank's logits.
     Each rank gives at most three numbers a target to the others.
     """
     ### BEGIN SOLUTION

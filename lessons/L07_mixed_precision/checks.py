@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.messages import bytes_sent
 from course_lib.classroom.checks.part import Case, Observed, Values, result
 from course_lib.classroom.checks.tables import as_number
 from course_lib.ranks import Link, Pace
@@ -44,28 +45,28 @@ def adapted(gradients: list[Tensor], scale: float, good_steps: int, interval: in
 
 
 def _steps(n: int, history: str, interval: int, new: str = "") -> Case:
-    """A case of several steps. history: for each step the rank whose gradient overflows, or "." for none."""
-    text = f"{n} ranks and {len(history)} steps, overflow on rank (. on none): {' '.join(history)}, interval {interval}"
+    """A case of several steps. history: for each step the rank whose gradient overflows, "*" for all, "." for none."""
+    text = f"{n} ranks and {len(history)} steps, interval {interval}, overflow on (. none, * all): {' '.join(history)}"
     return Case(text, n, partial(_steps_arguments, history, interval), new)
 
 
 def _steps_arguments(history: str, interval: int, rank: int) -> tuple[Any, ...]:
-    """Two gradients in each step, one of them with a sum that overflows float16; rank 2 has none."""
+    """Two gradients in each step, which overflow in turn; the first one's sum always does. Rank 2 has none."""
     steps = []
     for step, where in enumerate(history):
-        large, other = torch.full((3,), 6e4).half(), _random(4, step).half()
-        if where == str(rank):
-            other[step % 4] = (torch.inf, torch.nan, -torch.inf)[step % 3]
-        steps.append([] if rank == 2 else [large, other])
+        both = [torch.full((3,), 6e4).half(), _random(4, step).half()]
+        if where in ("*", str(rank)):
+            both[step % 2][step % 3] = (torch.inf, torch.nan, -torch.inf)[step % 3]
+        steps.append([] if rank == 2 else both)
     with compute("backward"):
         return steps, 1024.0, 0, interval
 
 
 def _steps_cases(seed: int) -> list[Case]:
-    s, nan = "." * seed, "a number that is nan, and not inf"
-    two = [_steps(2, "...." + s, 2), _steps(2, "0.." + s, 3, "an overflow"), _steps(2, ".1...1.." + s, 3, nan)]
-    three = _steps(3, "..1....0.." + s, 3, "3 ranks, and rank 2 has no parameters, so it has no gradients")
-    return [*two, three, _steps(4, "...3." + s, 2), _steps(4, "3....1.0...." + s, 3)]
+    s, overflow = "." * seed, "overflows, with inf or nan in some gradient"
+    two = [_steps(2, "...." + s, 2), _steps(2, "0.*0*" + s, 3, overflow), _steps(2, ".1...1.." + s, 3)]
+    three = _steps(3, "..1..0....0" + s, 3, "3 ranks, and rank 2 has no parameters, so it has no gradients")
+    return [*two, three, _steps(4, "3....1.0...." + s, 3)]
 
 
 def _play_steps(fn: Any, steps: list[list[Tensor]], scale: float, good_steps: int, interval: int) -> Any:
@@ -85,6 +86,9 @@ agree = "dist.all_reduce(is_finite, dist.ReduceOp.MIN)"
 update_scale.change("each_alone", agree, "pass")
 update_scale.change("all_or_none", "MIN", "MAX")
 update_scale.change("nan_unseen", ".isfinite()", ".isinf().logical_not()")
+update_scale.change("inf_unseen", ".isfinite()", ".isnan().logical_not()")
+update_scale.change("first_alone", "in gradients)", "in gradients[:1])")
+update_scale.change("last_alone", "in gradients)", "in gradients[-1:])")
 update_scale.change("sum_overflows", ".isfinite()", ".sum().isfinite()")
 update_scale.change("never_lower", "scale / 2", "scale")
 update_scale.change("step_taken", "return False", "return True")
@@ -106,18 +110,24 @@ def updated(weights: list[Tensor], masters: list[Any], gradients: list[Any], opt
         weight.copy_(master)
 
 
-def _updates(n: int, dtype: torch.dtype, steps: int, lr: float, new: str = "", is_missing: bool = False) -> Case:
+def _updates(
+    n: int, dtype: torch.dtype, steps: int, lr: float, new: str = "", is_missing: bool = False, wide: bool = False
+) -> Case:
     """A case of several updates. lr: the learning rate, in units of the dtype's last digit."""
     text = f"{n} ranks, weights in {str(dtype)[6:]}, {steps} steps" + ", gradients missing" * is_missing
+    text += ", gradients in 32 bits" * wide
     lr *= torch.finfo(dtype).eps
-    return Case(text, n, partial(_updates_arguments, dtype, steps, lr, is_missing), new)
+    return Case(text, n, partial(_updates_arguments, dtype, steps, lr, is_missing, wide), new)
 
 
-def _updates_arguments(dtype: torch.dtype, steps: int, lr: float, is_missing: bool, rank: int) -> tuple[Any, ...]:
+def _updates_arguments(
+    dtype: torch.dtype, steps: int, lr: float, is_missing: bool, wide: bool, rank: int
+) -> tuple[Any, ...]:
     """Weights and gradients that differ between ranks, and the learning rate."""
     seeds = [10 * rank + 100 * step for step in range(steps + 1)]
-    weights, *gradients = ([_random(3 + i, seed + i).to(dtype) for i in range(3)] for seed in seeds)
-    of_all: list[list[Any]] = gradients
+    weights, *gradients = ([_random(3 + i, seed + i) for i in range(3)] for seed in seeds)
+    weights = [one.to(dtype) for one in weights]
+    of_all: list[list[Any]] = [[one if wide else one.to(dtype) for one in of_step] for of_step in gradients]
     for of_step in of_all[1::2] if is_missing else []:
         of_step[1] = None
     return weights, of_all, lr
@@ -127,28 +137,35 @@ def _updates_cases(seed: int) -> list[Case]:
     many, missing = "many small updates", "a weight without a gradient (None), as of a layer that was not used"
     bf16, fp16, s = torch.bfloat16, torch.float16, seed
     two = [_updates(2, bf16, 2 + s, 4), _updates(2, bf16, 8 + s, 0.1, many), _updates(2, fp16, 8 + s, 0.1)]
-    return [*two, _updates(3, fp16, 6 + s, 4, missing, True), _updates(4, fp16, 2, 4), _updates(4, bf16, 8 + s, 0.1)]
+    return [
+        *two,
+        _updates(3, fp16, 6 + s, 4, missing, True),
+        _updates(4, fp16, 2, 1e3, "gradients of 32 bits", wide=True),
+        _updates(4, bf16, 8 + s, 0.1),
+    ]
 
 
 def _play_updates(fn: Any, weights: list[Tensor], gradients: list[list[Any]], lr: float) -> dict[str, Any]:
     weights = [weight.clone() for weight in weights]
+    views = [weight.view(-1) for weight in weights]
     masters = [nn.Parameter(weight.float()) for weight in weights]
     optimizer = torch.optim.SGD(masters, lr=lr, momentum=0.5)
     for of_step in gradients:
         with compute("optimizer"):
             fn([*weights], masters, of_step, optimizer)
-    return {"weights": weights, "masters": [master.detach() for master in masters]}
+    return {"weights": weights, "views of the weights": views, "masters": [master.detach() for master in masters]}
 
 
 master_step_price = _updates(4, torch.float16, 3, 0.1)
 master_step = Exercise("master_step", updated, _play_updates, _updates_cases, master_step_price, PACE, rounding=1e-6)
 make_wide = "gradient.float()"
 master_step.change("not_rounded", "weight.copy_(master)", "pass")
+master_step.change("other_memory", "weight.copy_(master)", "weight.data = master.detach().to(weight.dtype)")
+master_step.change("gradients_rounded", make_wide, "gradient.to(weights[0].dtype).float()")
 master_step.change("one_step_behind", "optimizer.step()", "masters, _ = [*map(torch.clone, masters)], optimizer.step()")
 master_step.change("wide_weights", "weight.copy_(master)", "weight.data = master.detach().clone()")
-master_step.change(
-    "masters_from_weights", "optimizer.step()", "[*map(Tensor.copy_, masters, weights)]; optimizer.step()"
-)
+from_weights = "[*map(Tensor.copy_, masters, weights)]; optimizer.step()"
+master_step.change("masters_from_weights", "optimizer.step()", from_weights)
 master_step.change("masters_rounded", "weight.copy_(master)", "master.copy_(weight.copy_(master))")
 master_step.change("gradients_add_up", make_wide, "gradient.float() + (0 if master.grad is None else master.grad)")
 master_step.change("gradient_left_over", "None if gradient is None", "master.grad if gradient is None")
@@ -179,7 +196,7 @@ def _sums(n: int, micro_batches: int, kind: str, size: int = 20, new: str = "") 
 
 
 def _sums_arguments(micro_batches: int, kind: str, size: int, rank: int) -> tuple[list[Tensor]]:
-    factor = {"large": 2.0**14.5, "tiny": 2.0**-18}.get(kind, 1.0)
+    factor = {"large": 2.0**14.5, "tiny": 2.0**-14}.get(kind, 1.0)
     gradients = [factor * _random(size, 100 * rank + i) for i in range(micro_batches)]
     if kind == "tiny":
         gradients = [torch.linspace(1, 1.5, size) * factor] * micro_batches
@@ -190,7 +207,7 @@ def _sums_arguments(micro_batches: int, kind: str, size: int, rank: int) -> tupl
 
 
 def _sums_cases(seed: int) -> list[Case]:
-    s, small = seed, "gradients so small that a part of one is zero"
+    s, small = seed, "gradients so small that a part of one loses its digits"
     long, large = "a sum of one large gradient and many small ones", "gradients close to the largest number of float16"
     two = [_sums(2, 3 + s, "usual"), _sums(2, 40 + s, "very different", new=long), _sums(2, 1, "large", 20 + s, large)]
     more = [_sums(n, m + s, "usual") for n, m in ((3, 2), (4, 5))]
@@ -198,11 +215,11 @@ def _sums_cases(seed: int) -> list[Case]:
 
 
 def _two_bytes(observed: list[Observed]) -> str:
-    """Check for two bytes per number, with room for all-reduces made of other operations, and for a scalar besides."""
-    most = max(sum(sent.content.nbytes for sent in seen.sent) for seen in observed)
-    n = observed[0].values["the result"].numel()  # type: ignore[union-attr]
-    too_much = f"The mean is right, but a rank gives {most} bytes to the others, where {2 * n} would do: two a number."
-    return too_much * (most > 3 * n + 16)
+    """Check for two bytes per number, with room for pieces that are padded, and for a scalar besides."""
+    ranks, n = len(observed), observed[0].values["the result"].numel()  # type: ignore[union-attr]
+    most, least = max(bytes_sent(seen, ranks) for seen in observed), 4 * n * (ranks - 1) // ranks
+    too_much = f"The mean is right, but a rank sends {most} bytes, where {least} would do: an all-reduce of 16 bits."
+    return too_much * (most > least + 16)
 
 
 price, off = _sums(4, 4, "usual", 3_000), 2.0**-8  # a rank rounds once, then each sum: at most 8 times 2^-11
@@ -213,9 +230,7 @@ divide = "total /= n * len(micro_batches)"
 sum_gradients.change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
 sum_gradients.change("divided_by_micro_batches", divide, "total /= len(micro_batches)")
 sum_gradients.change("divided_by_ranks", divide, "total /= n")
-sum_gradients.change(
-    "divided_in_16_bits", divide, "pass", "total += gradient", "total += gradient / (n * len(micro_batches))"
-)
+sum_gradients.change("divided_in_16_bits", divide, "pass", "+= gradient", "+= gradient / (n * len(micro_batches))")
 sum_gradients.change("divided_after", divide, "total /= len(micro_batches)", "message.float()", "message.float() / n")
 sum_gradients.change("result_in_16_bits", "message.float()", "message")
 sum_gradients.change("sent_in_32_bits", "total.half()", "total.clone()")
@@ -283,18 +298,19 @@ price, off = _norms(4, "a large norm", 1), 1e-5  # PyTorch adds 1e-6 to the norm
 unscale_and_clip = Exercise(
     "unscale_and_clip", clipped, _play_norms, _norms_cases, price, PACE, rounding=off, compared=_view_norms
 )
-over_ranks = "    dist.all_reduce(total)\n"
+over_ranks, unscaled = "    dist.all_reduce(total)\n", "for gradient in gradients:\n        gradient /= scale"
 unscale_and_clip.change("own_norm", over_ranks, "")
-unscale_and_clip.change(
-    "decided_alone", "not total.isfinite()", "not all(gradient.isfinite().all() for gradient in gradients)"
-)
-unscale_and_clip.change(
-    "norms_added", over_ranks, "    total.sqrt_()\n    dist.all_reduce(total)\n    total.square_()\n"
-)
-unscale_and_clip.change(
-    "mean_of_squares", over_ranks, "    dist.all_reduce(total)\n    total /= dist.get_world_size()\n"
-)
+unscale_and_clip.change("decided_alone", "not total.isfinite()", "not all(one.isfinite().all() for one in gradients)")
+unscale_and_clip.change("norms_added", over_ranks, f"    total.sqrt_()\n{over_ranks}    total.square_()\n")
+unscale_and_clip.change("mean_of_squares", over_ranks, f"{over_ranks}    total /= dist.get_world_size()\n")
 unscale_and_clip.change("largest_norm", "(total)\n    if", "(total, dist.ReduceOp.MAX)\n    if")
+unscale_and_clip.change("no_root", "total.sqrt()", "total")
+unscale_and_clip.change("sums_of_numbers", "gradient.square().sum()", "gradient.sum()", "total.sqrt()", "total.abs()")
+unscale_and_clip.change("each_tensor", "factor.clamp", "(max_norm / gradient.norm()).clamp")
+unscale_and_clip.change("multiplied", "gradient /= scale", "gradient *= scale")
+unscale_and_clip.change("elsewhere", unscaled, "gradients = [one / scale for one in gradients]")
+unscale_and_clip.change("length_one", "max_norm / total.sqrt()", "1 / total.sqrt()")
+unscale_and_clip.change("never", ".clamp(max=1)", ".clamp(1, 1)")
 unscale_and_clip.change("always", ".clamp(max=1)", "")
 unscale_and_clip.change("never_skipped", "return False", "return True")
 unscale_and_clip.change("still_scaled", "gradient /= scale", "pass")

@@ -130,7 +130,8 @@ def master_step(weights, masters, gradients, optimizer):
 
     Makes one step of the optimizer with these gradients, and writes the new values,
     rounded, into the weights. Afterwards the weights are the same tensors as before,
-    with the same dtype. The gradients stay as they are.
+    with the same dtype, in the same memory: a view of a weight has the new values, too.
+    The gradients stay as they are.
     """
     ### BEGIN SOLUTION
     for master, gradient in zip(masters, gradients, strict=True):
@@ -195,8 +196,9 @@ def sum_gradients(micro_batches):
     micro_batches: a list of float16 gradients [n], one for each of this rank's
         micro-batches. All ranks have the same number of them, at least one.
 
-    Returns the mean, float32 [n], the same on all ranks. No gradient of a micro-batch is
-    changed. A rank sends no more than an all-reduce of n float16 numbers does.
+    Returns the mean, float32 [n], the same on all ranks, bit for bit. No gradient of a
+    micro-batch is changed. A rank sends no more bytes than a ring all-reduce of n float16
+    numbers does: 2 (world_size - 1) / world_size of the tensor.
     """
     ### BEGIN SOLUTION
     total = torch.zeros_like(micro_batches[0], dtype=torch.float32)

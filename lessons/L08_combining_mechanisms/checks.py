@@ -93,6 +93,9 @@ mesh_groups.change("stages_adjacent", view, ".view(dp, tp, pp).transpose(1, 2)")
 mesh_groups.change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)")
 mesh_groups.change("first_replica", axes_code, axes_code.replace("[d,", "[0,"))
 others = '"dp": [*mesh[d].flatten()], "pp": [*mesh[:, p].flatten()], "tp": [*mesh[:, :, t].flatten()]'
+mesh_groups.change("all_replicas", axes_code, axes_code.replace("mesh[d, :, t]", "mesh[:, :, t].flatten()"))
+mesh_groups.change("all_stages", axes_code, axes_code.replace("mesh[:, p, t]", "mesh[:, :, t].flatten()"))
+mesh_groups.change("names_swapped", '"pp"', '"TP"', '"tp"', '"pp"', '"TP"', '"tp"')
 mesh_groups.change("same_number", axes_code, others)
 mesh_groups.change("counted_from_0", axes_code, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
 
@@ -145,18 +148,9 @@ def _one_message(observed: list[Observed]) -> str:
     return wrong * (n > 1)
 
 
-gradient_norm_cases, gradient_norm_price = partial(_on_meshes, _held), _on_mesh(_held, (2, 1, 2))
+cases, price = partial(_on_meshes, _held), _on_mesh(_held, (2, 1, 2))
 # for rounding: dozens of squares are added up in float32
-gradient_norm = Exercise(
-    "gradient_norm",
-    norm,
-    _play_norm,
-    gradient_norm_cases,
-    gradient_norm_price,
-    PACE,
-    rounding=1e-5,
-    breach=_one_message,
-)
+gradient_norm = Exercise("gradient_norm", norm, _play_norm, cases, price, PACE, rounding=1e-5, breach=_one_message)
 if_counted = "all(rank == groups[axis][0] for axis in axes)"
 reduce = "dist.all_reduce(squares)"
 gradient_norm.change("counted_everywhere", if_counted, "True")
@@ -164,9 +158,8 @@ gradient_norm.change("replicas_alone", if_counted, 'rank == groups["dp"][0]')
 gradient_norm.change("stages_forgotten", if_counted, if_counted.replace("in axes", 'in axes if axis != "pp"'))
 gradient_norm.change("rank_0_alone", if_counted, "rank == 0")
 gradient_norm.change("first_on_one_axis", if_counted, if_counted.replace("all(", "any("))
-gradient_norm.change(
-    "shared_out", if_counted, "True", ".sum()", ".sum() / math.prod(len(groups[axis]) for axis in axes)"
-)
+shared = ".sum() / math.prod(len(groups[axis]) for axis in axes)"
+gradient_norm.change("shared_out", if_counted, "True", ".sum()", shared)
 gradient_norm.change("own_norm", reduce, "pass")
 gradient_norm.change("mean", reduce, f"{reduce}; squares /= dist.get_world_size()")
 gradient_norm.change("no_root", "squares.sqrt()", "squares")
@@ -221,7 +214,8 @@ def _arisen(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any]
         x = total
     with compute("backward"):
         gradients: list[Any] = [*torch.autograd.grad((x - y).square().mean(), [*own, biases[p]])]
-    return gradients[: 4 - frozen] + [None] * frozen, [(), (), ("pp", "tp"), ("pp",)], sizes
+    gradients[1:2] = [None] if frozen else gradients[1:2]
+    return gradients, [(), (), ("pp", "tp"), ("pp",)], sizes
 
 
 def _play_step(fn: Any, gradients: list[Any], added_on: list[Axes], sizes: Sizes) -> None:
@@ -231,26 +225,17 @@ def _play_step(fn: Any, gradients: list[Any], added_on: list[Axes], sizes: Sizes
     mesh.close()
 
 
-complete_gradients_cases, complete_gradients_price = partial(_on_meshes, _arisen), _on_mesh(_arisen, (2, 1, 2))
-complete_gradients = Exercise(
-    "complete_gradients",
-    completed,
-    _play_step,
-    complete_gradients_cases,
-    complete_gradients_price,
-    PACE,
-    rounding=1e-12,
-)
+cases, price = partial(_on_meshes, _arisen), _on_mesh(_arisen, (2, 1, 2))
+complete_gradients = Exercise("complete_gradients", completed, _play_step, cases, price, PACE, rounding=1e-12)
 summed_axes = '("tp", "pp")'
 complete_gradients.change("averaged_over_all", '= groups["dp"]', "= None")
 complete_gradients.change("summed", ", 1 / dist.get_world_size(replicas)", "")
 complete_gradients.change("divided_by_all", "size(replicas)", "size()")
 complete_gradients.change("partial_sums_left", summed_axes, "()")
 complete_gradients.change("stages_left", summed_axes, '("tp",)')
+there = "[one for one in gradients if one is not None]"
+complete_gradients.change("none_skipped_alone", "zip(gradients", f"zip({there}", "strict=True", "strict=False")
 complete_gradients.change("all_added", " if axis in axes", "")
-complete_gradients.change(
-    "partial_sums_averaged", "groups[axis])", "groups[axis], 1 / dist.get_world_size(groups[axis]))"
-)
-complete_gradients.change(
-    "partial_sums_not_averaged", "for one, axes in known], rep", "for one, axes in known if not axes], rep"
-)
+mean = "groups[axis], 1 / dist.get_world_size(groups[axis]))"
+complete_gradients.change("partial_sums_averaged", "groups[axis])", mean)
+complete_gradients.change("partial_sums_not_averaged", "known], rep", "known if not axes], rep")

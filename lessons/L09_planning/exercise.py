@@ -57,11 +57,12 @@ def state_bytes(parameters, dp, tp, pp, zero, precision):
 # %% [markdown]
 # <details><summary>Hint 1: bytes of a parameter</summary>
 #
-# In 16 bits: 2 for the weight, 2 for its gradient, 4 for the master copy and 4 for each moment.
+# A number of 16 bits takes 2 bytes, and one of 32 bits takes 4. How many numbers does Adam keep for a weight, with the
+# master copy and without it?
 # </details>
 # <details><summary>Hint 2: how many parameters?</summary>
 #
-# A device has `parameters / (tp * pp)` of them. With ZeRO it keeps of some only a `dp`-th.
+# Which of the three axes cut the model, whatever `zero` says? What of the rest do replicas share out, at each level?
 # </details>
 # <details><summary>Hint 3: rounding up</summary>
 #
@@ -117,8 +118,8 @@ def step_traffic(parameters, layers, message, micro_batches, dp, tp, pp, stage, 
 # %% [markdown]
 # <details><summary>Hint 1: a ring</summary>
 #
-# A tensor of B bytes goes round n ranks in n pieces. To scatter or to gather, a rank sends n - 1 of them,
-# B (n - 1) / n bytes. An all-reduce does both.
+# A tensor goes round n ranks in n pieces. To scatter or to gather, a rank passes on all pieces but one. An all-reduce
+# does both.
 # </details>
 # <details><summary>Hint 2: ZeRO-3</summary>
 #
@@ -126,7 +127,7 @@ def step_traffic(parameters, layers, message, micro_batches, dp, tp, pp, stage, 
 # </details>
 # <details><summary>Hint 3: the ends of the pipeline</summary>
 #
-# The first stage sends nothing back, the last one nothing forward: `(stage > 0) + (stage < pp - 1)` neighbors.
+# The first stage sends nothing back, and the last one nothing forward. A single stage is both.
 # </details>
 
 # %% nbgrader={"grade_id": "check_step_traffic", "grade": true, "locked": true, "points": 4}
@@ -155,7 +156,13 @@ print(f"{sum(step_traffic(6_000, 2, 800, 3, dp=2, tp=2, pp=1, stage=0, zero=0)):
 # |---|---|---|
 # | a plan that fits and is tied with the fastest | 30 | ★★★ |
 #
-# `search` of lesson 09 estimates thousands of plans. You know more than that: which of them can be left out?
+# `search` of lesson 09 estimates thousands of plans. You know more than that: which of them can be left out? This is
+# one plan, and what is said of it:
+
+# %%
+plan = Plan(dp=4, tp=4, pp=2, micro_batch=1, schedule="1f1b", zero=1, sequence_parallel=True, recompute="selective")
+found = estimate(ModelSpec(40, 5120, 40, 2048, 51_200, flash_attention=True), Cluster(nodes=4), plan, 64)
+print(f"{found.memory.total / 2**30:.0f} of {found.capacity / 2**30:.0f} GiB, {found.step_time.total:.1f} s a step")
 
 # %% nbgrader={"grade_id": "choose", "solution": true}
 def choose(model, cluster, global_batch):
@@ -163,9 +170,11 @@ def choose(model, cluster, global_batch):
 
     model: a ModelSpec.  cluster: a Cluster with 32 devices.  global_batch: samples.
     Returns a Plan in bf16 that needs at most 90% of a device's memory (memory.total of
-    its estimate), and that cannot be told apart from the best plan that
-    search(..., within=0.9) finds: its step takes at most 12% longer, as two set-ups on
-    one machine differ by so much by chance.
+    its estimate; `capacity` is what a device has), and that cannot be told apart from the
+    best plan that search(..., within=0.9) finds: its step (step_time.total) takes at most
+    12% longer, as two set-ups on one machine differ by so much by chance.
+    A Plan has dp * tp * pp = 32, micro_batch (samples), schedule ("1f1b", "zb_h1", ...),
+    zero (0 to 3), sequence_parallel, recompute ("none", "selective" or "full").
 
     You may call estimate(model, cluster, plan, global_batch) for up to 500 plans. It
     raises ValueError for a plan that cannot be.

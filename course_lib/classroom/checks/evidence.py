@@ -28,11 +28,18 @@ class Difference(NamedTuple):
         """Whether the value should have stayed unchanged."""
         return is_same(self.before, self.expected) and self.before != "nothing"
 
+    @property
+    def differs_in(self) -> str:
+        """What sets the kinds of the two values apart."""
+        tensors = [value.dtype for value in (self.expected, self.got) if isinstance(value, Tensor)]
+        return "type" if len(tensors) < 2 else "shape" if tensors[0] == tensors[1] else "dtype"
+
     def facts(self) -> tuple[tuple[str, str], ...]:
         where, pair = f"rank {self.rank}, {self.name}", [self.expected, self.got]
-        if not all(isinstance(value, Tensor) for value in pair) or kind(self.expected) != kind(self.got):
+        short = all(isinstance(value, Tensor) and value.numel() <= 12 for value in pair)
+        if kind(self.expected) != kind(self.got) and not (short and self.differs_in == "shape"):
             pair = [*map(kind, pair)]
-        elif self.expected.numel() > 12:  # type: ignore[union-attr]
+        elif not short and isinstance(self.expected, Tensor):
             place = int((self.expected - self.got).abs().nan_to_num(torch.inf).argmax())  # type: ignore[operator]
             where, pair = f"{where}, element {place}", [value.flatten()[place] for value in pair]  # type: ignore[union-attr]
         expected, got = (value if isinstance(value, str) else _numbers(value) for value in pair)
@@ -111,13 +118,18 @@ class Evidence:
         if any(seen.ended_group for seen in self.observed):
             return "Your function ends the process group: nothing that comes after it could communicate."
         if wrong and wrong[0].is_change:
-            return f"Your function changes `{wrong[0].name}`, which has to stay as it was."
+            return f"Your function changes `{wrong[0].name}`, which here has to stay as it was."
         if wrong and isinstance(wrong[0].expected, str) and isinstance(wrong[0].got, str):
             return self.exercise.rule(self.observed) or f"`{wrong[0].name}` is not what it should be."
         if wrong and kind(wrong[0].expected) != kind(wrong[0].got):
-            return f"On rank {wrong[0].rank}, `{wrong[0].name}` is not even of the right type, dtype and shape."
+            return f"On rank {wrong[0].rank}, `{wrong[0].name}` has another {wrong[0].differs_in} than it should have."
         if sends == [False, True]:
-            return "Your function sends nothing, so no rank can know what the others hold."
+            return "Your function sends nothing that the check sees, so no rank can know what the others hold."
+        if any(one.operation == "send" for seen in self.observed for one in seen.sent) and self._holes():
+            unwritten = (
+                "Your result has numbers that nobody has written. What `torch.empty` returns is filled by a message,"
+            )
+            return f"{unwritten} and only once its handle has been waited for."
         if rule := self.exercise.rule(self.observed):
             return rule
         if wrong and all(is_same(one.before, one.got) for one in wrong):
@@ -129,21 +141,30 @@ class Evidence:
             return f"Every number that is wrong is {by}. There are {len(self.observed)} ranks."
         if wrong and all(is_same(_sorted(one.expected), _sorted(one.got), self.tolerance) for one in wrong):
             return "The numbers are right, and they are in the wrong order."
+        if not any(sends) and not self.disagreeing:
+            return "This is not what was asked for."
         if right := sorted(set(range(len(self.observed))) - {one.rank for one in wrong}) if wrong else []:
             return f"Only {listing(right)} has what it should have." if len(right) == 1 else "Some ranks are right."
         if self.disagreeing:
             digits = "" if wrong else " in their last digits, because they add up in different orders"
             return f"Ranks 0 and {self.disagreeing[0]} end with different numbers{digits}: replicas would drift apart."
-        if not any(sends):
-            return "This is not what was asked for."
         agree = "All ranks agree, and this" if any(one.name in self.common for one in wrong) else "This"
         return f"{agree} is not what one process would have."
 
+    def _holes(self) -> bool:
+        """Whether a wrong value is nan, as unwritten memory is here, where the right one is a number."""
+        pairs = [(one.expected, one.got) for one in self.differences]
+        tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
+        return any(bool(b.isnan().any()) and not a.isnan().any() for a, b in tensors)
+
     def _factor(self) -> float:
-        """The common factor by which all wrong values are too large; 0 if there is none."""
+        """The common factor by which all wrong values are too large; 0 if none, or any, as one number has it."""
         expected, got = (torch.cat([v[i].double().flatten() for v in self.differences]) for i in (3, 4))  # type: ignore[union-attr]
         factor = float(got @ expected / (expected @ expected))
-        return factor if factor > 0 and is_same(got, factor * expected, max(1.0, factor) * self.tolerance) else 0.0
+        if not 0 < factor < torch.inf or not is_same(got, factor * expected, max(1.0, factor) * self.tolerance):
+            return 0.0
+        is_whole = any(abs(one - round(one)) < 1e-4 for one in (factor, 1 / factor))
+        return factor if is_whole or len(expected.unique()) > 1 else 0.0
 
 
 def kind(value: Value) -> str:

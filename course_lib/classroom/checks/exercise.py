@@ -75,7 +75,7 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
             found = Evidence(exercise, case, *observed)
             wrong = _judge(found, passed)
         if wrong:
-            facts = (*wrong.facts, *_what_is_new(case, passed))
+            facts = (*wrong.facts, *_what_is_new(case, passed, wrong))
             return replace(wrong, situation=case.text, facts=facts, share=len(passed) / len(cases))
         passed.append(found)
     tried = f"Right in all {len(passed)} cases, from {passed[0].case.text} to {passed[-1].case.text}."
@@ -97,12 +97,14 @@ def _wrong_arguments(exercise: Part, fn: Any) -> str:
     return ""
 
 
-def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], ...]:
+def _what_is_new(case: Case, passed: list[Evidence], wrong: Verdict) -> tuple[tuple[str, str], ...]:
     """A fact: the news in this case since the last one that passed."""
     if not passed:
         return ()
     before = passed[-1].case.world_size
-    ranks = f"{case.world_size} ranks instead of {before}; is a number of ranks written into your code?"
+    ranks = f"{case.world_size} ranks instead of {before}"
+    if wrong.outcome == "idea" and "last digits" not in wrong.message:
+        ranks += "; is a number of ranks written into your code?"
     news = case.new or (ranks if case.world_size != before else "other sizes")
     return (("It was right before; new in this case", news),)
 

@@ -212,8 +212,10 @@ def _observe(rank: int, program: Callable, play: Callable, names: list[str], arg
     torch.manual_seed(1000 + rank)
     named = dict(zip(names, arguments, strict=True))
     before = _values_of(named)
+    torch.use_deterministic_algorithms(True)  # torch.empty gives nan, so reading too early is wrong every time
     with Watch() as watch:
         returned = play(program, *arguments)
+    torch.use_deterministic_algorithms(False)
     after = _values_of({"the result": returned, **named})
     return Observed(after, before, watch.sent, watch.peak, not dist.is_initialized())
 

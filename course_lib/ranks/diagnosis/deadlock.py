@@ -114,8 +114,20 @@ def _cycle_advice(calls: dict[int, Operation], statuses: list[RankStatus]) -> st
     if reasons := list(filter(None, (_what_came_instead(rank, op, statuses) for rank, op in calls.items()))):
         return reasons[0]
     if all(op.is_message and not op.is_send for op in calls.values()):
+        if astray := _unexpected(statuses):
+            return "Rank {} has sent rank {} a message that it does not receive: whom is it for?".format(*astray[0])
         return "Everybody waits for a message that nobody has sent yet, so somebody must send first."
     return "Each waits for the other to come to the same operation. Bring their calls into the same order."
+
+
+def _unexpected(statuses: list[RankStatus]) -> list[tuple[int, int]]:
+    """Sender and receiver of each message that nothing receives."""
+    sent = [(rank, op) for rank, status in enumerate(statuses) for op in status.operations if op.is_send]
+    return [
+        (rank, op.peer)
+        for rank, op in sent
+        if not any(belong(op, rank, theirs, op.peer) for theirs in statuses[op.peer].operations)
+    ]
 
 
 def _what_came_instead(rank: int, op: Operation, statuses: list[RankStatus]) -> str:

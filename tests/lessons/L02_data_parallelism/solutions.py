@@ -172,11 +172,15 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
 WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.split_batch: told(
         split,
-        returns_nothing=("`a row of the result[inputs]` is not even of the right type", "return ", ""),
-        returns_all_shares=("not even of the right type", share, "batch.tensor_split(world_size)"),
+        returns_nothing=("`a row of the result[inputs]` has another", "return ", ""),
+        returns_all_shares=("than it should have", share, "batch.tensor_split(world_size)"),
         changes_the_batch=("changes `inputs`", share, f"{share}.mul_(2)"),
-        flattens_the_share=("not even of the right type, dtype and shape", share, f"{share}.flatten()"),
-        copies_into_zeros=("`a row of the result[targets]` is", share, f"torch.zeros({share}.shape).copy_({share})"),
+        flattens_the_share=("than it should have", share, f"{share}.flatten()"),
+        copies_into_zeros=(
+            "`a row of the result[targets]` has another dtype",
+            share,
+            f"torch.zeros({share}.shape).copy_({share})",
+        ),
         takes_as_many_samples_as_ranks=("rank 0: 0, 1; rank 1: 2, 3.", share, "batch.split(world_size)[rank]"),
         sorts_each_column=("`inputs and targets` is not what it should be", share, "batch.sort(0).values[start:stop]"),
     )
@@ -200,7 +204,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         knows_two_ranks=("1.5 times too large. There are 3 ranks", divided, f"{divided} * dist.get_world_size() / 2"),
         takes_the_largest=("not what one process would have", summed, "dist.all_reduce(weighted, dist.ReduceOp.MAX)"),
         changes_parameters=("changes `blocks.0.token.weight`", summed, f"{summed}; parameter.data -= 0.1"),
-        drops_gradients=("`blocks.0.token.weight.grad` is not even of the right type", divided, "None"),
+        drops_gradients=("`blocks.0.token.weight.grad` has another", divided, "None"),
     ),
     checks.ring_all_reduce: told(
         one_loop,
@@ -226,7 +230,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         divides_while_it_is_on_its_way: "These are sums over the ranks",
         **told(
             in_buckets,
-            never_goes_back=("`0.weight.grad` is not even of the right type", "loss.backward()", "pass"),
+            never_goes_back=("`0.weight.grad` has another", "loss.backward()", "pass"),
             goes_back_alone=("sends nothing", "(ready)", "(lambda _: None)"),
             full_when_larger=("A full bucket does not leave at once", ">= bucket_size", "> bucket_size"),
             each_gradient_twice=(

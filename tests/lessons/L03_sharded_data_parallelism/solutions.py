@@ -38,6 +38,13 @@ def all_at_once(tensor: Tensor) -> Tensor:
 
 
 sending, wait = "sending: Any = dist.isend(pieces[to], to)", "sending.wait()"
+too_early: tuple[str, ...] = (
+    "dist.recv(",
+    "receiving = dist.irecv(",
+    "        total += arriving\n",
+    "        receiving.wait()\n",
+)
+too_early = *too_early, wait, f"total += arriving; {wait}"
 blocking: tuple[str, ...] = wait, "rank < distance and dist.send(pieces[to], to)"
 blocking += sending, "rank >= distance and dist.send(pieces[to], to)"
 batched: tuple[str, ...] = "in handles", "in dist.batch_isend_irecv(handles)", "dist.isend(", "dist.P2POp(dist.isend, "
@@ -228,20 +235,28 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.reduce_scatter: told(
         scattered,
         takes_from_the_whole_sum=("`all_reduce` at work", *alone, result, whole_sum),
+        adds_before_it_waits=("numbers that nobody has written", *too_early),
         adds_to_the_argument=("changes `tensor`", "pieces[rank].clone()", "pieces[rank]"),
         multiplies_its_own=("sends nothing", *alone, result, "return n * total"),
-        returns_all_pieces=("not even of the right type", result, "return pieces"),
-        in_single_precision=("not even of the right type, dtype and shape", result, "return total.float()"),
+        returns_all_pieces=("than it should have", result, "return pieces"),
+        in_single_precision=("than it should have", result, "return total.float()"),
         turns_it_around=("in the wrong order", result, "return total.flip(0)"),
         twice_too_large=("2 times too large", result, "return 2 * total"),
         talks_to_one_rank_alone=("This is not what one process would have", "range(1, n)", "range(1, 2)"),
     ),
     checks.all_gather: told(
         gathered,
-        adds_up_zeros=("`all_reduce` at work", *alone, done, "dist.all_reduce(whole); return whole"),
+        adds_up_zeros=(
+            "`all_reduce` at work",
+            "new_empty",
+            "new_zeros",
+            *alone,
+            done,
+            "dist.all_reduce(whole); return whole",
+        ),
         repeats_its_own=("sends nothing", *alone, done, "return piece.repeat(n + 1)[:size]"),
         changes_its_piece=("changes `piece`", done, "piece.zero_(); return whole"),
-        leaves_out_the_last_place=("not even of the right type, dtype and shape", done, "return whole[:-1]"),
+        leaves_out_the_last_place=("than it should have", done, "return whole[:-1]"),
         sends_wholes=("sends 9 numbers in all, where 3 would do", done, wholes),
     ),
     checks.train_sharded: told(
@@ -254,7 +269,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
             "optimizer.step()",
             "optimizer.step(); inputs -= inputs.mean()",
         ),
-        ends_in_single_precision=("not even of the right type, dtype and shape", "(whole,", "(whole.float(),"),
+        ends_in_single_precision=("than it should have", "(whole,", "(whole.float(),"),
     )
     | told(
         whole_optimizer,  # with SGD the result is even right, and nothing is sharded
@@ -262,8 +277,8 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.sharded_linear: told(
         linear,
-        loses_dx=("`the result[dx]` is not even of the right type", apply, "ShardedLinear.apply(x.detach(), shard)"),
-        loses_the_gradient=("`the result[gradient of shards[0]]` is not even", "(x, shard)\n", "(x, shard.detach())\n"),
+        loses_dx=("`the result[dx]` has another", apply, "ShardedLinear.apply(x.detach(), shard)"),
+        loses_the_gradient=("`the result[gradient of shards[0]]` has another", "(x, shard)\n", "(x, shard.detach())\n"),
         averages_outputs=(
             "not what one process would have",
             forward,
@@ -284,7 +299,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.recompute: told(
         again,
-        returns_x=("`0.up.grad` is not even of the right type", recomputed, "x"),
+        returns_x=("`0.up.grad` has another", recomputed, "x"),
         without_any_gradient=("No gradient comes back", recomputed, "block(x).detach()"),
         dropout_off=("not what one process would have", "class", "block.eval()\n    class"),
         keeps_the_insides_itself=(
@@ -300,6 +315,11 @@ ACCIDENTS: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.reduce_scatter: told(
         scattered,
         sends_first=("somebody must receive first", sending, "dist.send(pieces[to], to)", wait, "pass"),
+        sends_to_its_neighbor=(
+            "Rank 0 has sent rank 1 a message that it does not",
+            "[to], to)",
+            "[to], (rank + 1) % n)",
+        ),
         buffer_of_another_dtype=("the dtype of what arrives", "torch.empty_like(total)", "torch.empty(len(total))"),
         knows_four_ranks=("tuple index out of range", "pieces[rank].clone()", "pieces[rank + 4].clone()"),
     ),

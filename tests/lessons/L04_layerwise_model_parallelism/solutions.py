@@ -148,16 +148,16 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.forward_and_backward: told(
         passed_on,
-        loss_not_returned=("loss of minibatch 0]` is not even of the right type", done, "return None"),
+        loss_not_returned=("loss of minibatch 0]` has another", done, "return None"),
         five_times_the_loss=("5 times too large", "loss_fn(y, targets)", "5 * loss_fn(y, targets)"),
         updates_as_well=(
             "changes `0.weight`",
             done,
             "[one.data.sub_(one.grad) for one in stage.parameters()]; return loss",
         ),
-        clears_afterwards=("`0.weight.grad` is not even of the right type", done, "stage.zero_grad(); return loss"),
+        clears_afterwards=("`0.weight.grad` has another", done, "stage.zero_grad(); return loss"),
         loss_to_all=(
-            "On rank 0, `the result[loss of minibatch 0]` is not even of the right type",
+            "On rank 0, `the result[loss of minibatch 0]` has another",
             done,
             f"{to_all}; return loss",
         ),
@@ -167,11 +167,11 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         held,
         in_numbers=("4 times too small", rows, "return [tuple(number / 4 for number in rank) for rank in found]"),
         in_kilobytes=(
-            "not even of the right type",
+            "than it should have",
             numbers,
             "f'{sum((parameters, parameters, optimizer, activations)) / 1000} kB'",
         ),
-        totals=("not even of the right type", numbers, f"sum({numbers})"),
+        totals=("than it should have", numbers, f"sum({numbers})"),
         parameters_alone=("not what was asked for", numbers, "(parameters, 0, 0, 0)"),
         grows_the_widths=("changes `plans[0][0]`", rows, "widths.append(1); return found"),
     ),

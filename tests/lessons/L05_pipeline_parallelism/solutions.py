@@ -214,7 +214,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.run_actions: told(
         ran,
         forwards_alone=(
-            "`0.weight.grad` is not even of the right type",
+            "`the result[order of passes]` is not what it should be",
             " in actions",
             " in [one for one in actions if one.op == 'F']",
         ),
@@ -230,8 +230,8 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.bubble: told(
         idle_share,
         in_percent=("100 times too large", share, f"100 * ({share})"),
-        as_text=("not even of the right type", share, f"str({share})"),
-        what_is_busy=("not what was asked for", share, "busy / (n * step)"),
+        as_text=("than it should have", share, f"str({share})"),
+        of_two_stages=("not what was asked for", share, "1 - busy / (2 * step)"),
         changes_the_lists=("changes `plans[0][1][0]`", "n, m =", "backward[0] += 1; n, m ="),
     ),
     checks.best_micro_batches: told(
@@ -239,8 +239,8 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         seconds_of_it=("not what was asked for", found, f"seconds({found})"),
         by_the_formula=("The samples cannot be divided by this", found, formula),
         twice_as_many=("2 times too large", found, f"2 * {found}"),
-        in_a_list=("not even of the right type", found, f"[{found}]"),
-        the_longest=("as small as possible", found, "max(fitting, key=seconds)"),
+        in_a_list=("than it should have", found, f"[{found}]"),
+        the_longest=("not what was asked for", found, "max(fitting, key=seconds)"),
     ),
 }
 

@@ -120,18 +120,18 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.column_parallel: told(
         column,
         column_detached=("nothing goes on to x", f, "x.detach(); summed(x)"),
-        column_without_bias=("`the result[bias.grad]` is not even of the right type", "weight, bias)", "weight)"),
-        column_in_float32=("`the result[y]` is not even of the right type, dtype and shape", y, f"{y}.float()"),
+        column_without_bias=("`the result[bias.grad]` has another", "weight, bias)", "weight)"),
+        column_in_float32=("`the result[y]` has another", y, f"{y}.float()"),
         column_of_two_ranks=("1.5 times too small. There are 3 ranks", "summed", of_two),
         column_reduced_to_rank_0=("Only rank 0 has what it should have", "summed", to_rank_0),
-        column_returns_a_pair=("not even of the right type", y, f"{y}, x"),
+        column_returns_a_pair=("than it should have", y, f"{y}, x"),
         column_broadcasts=("not what one process would have", "summed", "lambda one: dist.broadcast(one, 0) or one"),
     ),
     checks.row_parallel: told(
         row,
         row_of_differentiable_all_reduce=("added up once more on the way back", *differentiable),
         row_as_a_difference=("different numbers in their last digits", g, difference),
-        row_detached=("`the result[x.grad]` is not even of the right type", g, "summed(partial_sum.detach())"),
+        row_detached=("`the result[x.grad]` has another", g, "summed(partial_sum.detach())"),
         row_takes_the_largest=(
             "not what one process would have",
             g,
@@ -140,10 +140,9 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.cut_heads: told(
         heads_cut,
-        cut_nothing_returned=("not even of the right type", "return ", ""),
-        cut_without_bias=("not even of the right type", pieces, "qkv[rows]"),
-        cut_without_cutting_the_bias=("not even of the right type", "bias[rows]", "bias"),
-        cut_in_float32=("not even of the right type", columns, f"{columns}.float()"),
+        cut_nothing_returned=("than it should have", "return ", ""),
+        cut_without_bias=("than it should have", pieces, "qkv[rows]"),
+        cut_in_float32=("than it should have", columns, f"{columns}.float()"),
         cut_and_scaled=("2 times too small", columns, f"{columns} / n"),
         cut_in_place=("changes `qkv`", "rows = ", "qkv.zero_(); rows = "),
         cut_with_all_left_over_on_one=("not what was asked for", share, left_over_on_one),
@@ -151,8 +150,8 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.cross_entropy: told(
         entropy,
         loss_alone=("sends nothing", agree, "pass", add_up, "pass"),
-        loss_as_a_number=("`the result[loss]` is not even of the right type", mean, f"{mean}.item()"),
-        loss_without_gradient=("not even of the right type", ", gradient.div_(len(targets))", ""),
+        loss_as_a_number=("`the result[loss]` has another", mean, f"{mean}.item()"),
+        loss_without_gradient=("than it should have", ", gradient.div_(len(targets))", ""),
         loss_in_the_logits=("changes `logits`", "logits - largest[:, None]", "logits.sub_(largest[:, None])"),
         loss_summed_once_more=("2 times too large", mean, f"summed({mean})"),
         # the right result, from all logits, twice

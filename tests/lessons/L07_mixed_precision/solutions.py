@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import changed
+from course_lib.mechanisms.collectives import all_reduce_in
 from lessons.L07_mixed_precision import checks
 from lessons.L07_mixed_precision.checks import adapted, clipped, mean_of_all, updated
 from tests.lessons.changes import told, ways
@@ -55,7 +56,14 @@ def sum_by_scatter(micro_batches: Any) -> Any:
     return torch.cat(whole)[: len(mean)].float()
 
 
+def mean_by_all_reduce_in(micro_batches: Any) -> Any:
+    """Send in 16 bits, as the notebook recommends for many ranks."""
+    mean = torch.stack(micro_batches).float().mean(0) / dist.get_world_size()
+    return all_reduce_in(torch.float16, accumulate=torch.float32)(mean)
+
+
 add, divide, reduce = "total += gradient", "total /= n * len(micro_batches)", "dist.all_reduce(message)"
+gathered_sum = "parts = [message.clone() for _ in range(n)]; dist.all_gather(parts, message); message = sum(parts)"
 as_it_goes = add, "total += gradient.float() / (n * len(micro_batches))", divide, "pass"
 into_the_first = "torch.zeros_like(micro_batches[0], dtype=torch.float32)", "micro_batches[0]"
 
@@ -67,8 +75,6 @@ flag = "finite = total.isfinite().float(); dist.all_reduce(finite, dist.ReduceOp
 with_a_flag = over_ranks, f"{flag}; {over_ranks}", skip, "if not finite", done, "return finite > 0"
 clip_with_a_flag = changed(clipped, "clip_with_a_flag", *with_a_flag)
 as_pytorch = f"    {skip}:\n        return False\n", "", done, "return bool(total.isfinite())"
-elsewhere = f"for gradient in gradients:\n        {unscale}", "gradients = [one / scale for one in gradients]"
-each = clip, "gradient *= (max_norm / gradient.norm()).clamp(max=1)"
 last_of_all = unscale, "pass", "zeros(())", "zeros(1).double()", square, "(gradient.double() / scale).square().sum()"
 
 RIGHT: dict[Exercise, list[Callable[..., object]]] = {
@@ -88,6 +94,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     ),
     checks.sum_gradients: [
         sum_by_scatter,
+        mean_by_all_reduce_in,
         *ways(
             mean_of_all,
             # One operation of PyTorch adds up in 32 bits, and rounds once.
@@ -110,9 +117,9 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
 WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.update_scale: told(
         adapted,
-        scale_returns_a_pair=("not even of the right type", last, "return True, scale"),
-        scale_returns_nothing=("not even of the right type", last, "pass"),
-        scale_divided_by_ten=("5 times too small", "scale / 2", "scale / 10"),
+        scale_returns_a_pair=("than it should have", last, "return True, scale"),
+        scale_returns_nothing=("than it should have", last, "pass"),
+        scale_divided_by_ten=("not what one process would have", "scale / 2", "scale / 10"),
         scale_upside_down=("not what one process would have", *upside_down, last, "return False, scale, good_steps"),
         scale_clears_gradients=("changes `steps[0][0]`", least, f"{least}; [one.zero_() for one in gradients]"),
         scale_drops_nan=("A nan goes unseen", *largest, least, f"{most}; is_finite = is_finite.isfinite()"),
@@ -127,21 +134,20 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.sum_gradients: told(
         mean_of_all,
+        sum_by_gathering=("a rank sends 80 bytes, where 53 would do", reduce, gathered_sum),
         sum_alone=("sends nothing", reduce, "pass"),
         sum_in_place=("changes `micro_batches[0]`", *into_the_first, "in micro_batches:", "in micro_batches[1:]:"),
         sum_in_bfloat16=("not what one process would have", "total.half()", "total.bfloat16()"),
         sum_to_rank_0=("Only rank 0 has what it should have", reduce, "dist.reduce(message, 0)"),
-        sum_as_a_list=("not even of the right type", "message.float()", "message.tolist()"),
+        sum_as_a_list=("than it should have", "message.float()", "message.tolist()"),
         sum_for_two_ranks=("1.5 times too large", divide, "total /= 2 * len(micro_batches)"),
     ),
     checks.unscale_and_clip: told(
         clipped,
-        clip_nothing_returned=("`the result` is not even of the right type", done, "pass"),
-        clip_elsewhere=("Still as before: `gradients[0]`", *elsewhere),
+        clip_nothing_returned=("`the result` has another", done, "pass"),
         clip_sees_no_inf=("A step is taken though a gradient is not finite", skip, "if total.isnan()"),
         clip_sees_no_nan=("not what one process would have", skip, "if total.isinf()"),
-        clip_each_tensor=("not what one process would have", *each),
-        clip_multiplied=("6.55e+04 times too large", unscale, "gradient *= scale"),
+        clip_with_a_wrong_norm=("1.05 times too small", "total.sqrt()", "(total.sqrt() + 1)"),
         clip_above_the_square=("1.51 times too large", clip, "gradient *= factor if total > max_norm else 1"),
     ),
 }

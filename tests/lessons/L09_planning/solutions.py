@@ -81,14 +81,14 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
 WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.state_bytes: told(
         held,
-        all_in_one=("not even of the right type", three, f"sum(({three}))"),
+        all_in_one=("than it should have", three, f"sum(({three}))"),
         of_all_devices=("not what was asked for", *of_all),
         in_numbers=("2 times too small", *halves),
         optimizer_first=("in the wrong order", f"return {three}", f"return ({three})[::-1]"),
     ),
     checks.step_traffic: told(
         sent,
-        all_traffic=("not even of the right type", all_three, f"sum(({all_three}))"),
+        all_traffic=("than it should have", all_three, f"sum(({all_three}))"),
         in_bits=("8 times too large", f"return {all_three}", f"return [8 * one for one in ({all_three})]"),
         backwards=("in the wrong order", f"return {all_three}", f"return ({all_three})[::-1]"),
         without_replicas=("not what was asked for", "(dp - 1) / dp", "0"),
