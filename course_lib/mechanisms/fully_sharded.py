@@ -141,6 +141,7 @@ class FullySharded(nn.Module):
         """previous: the block that computed before this one, so backward comes to it next."""
         if not self._is_backward:
             self._left, self._is_backward = {other for other in self.blocks if other.is_trained}, True
+            progress(0)  # the graph of gathered parameters does not tell an emulated clock how far backward is
         for other in self.blocks:
             if self.module not in (block.module, other.module) and other.module is not block.module:
                 other.reshard()
