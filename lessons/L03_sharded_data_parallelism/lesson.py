@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Sharded data parallelism
 #
-# **What you do:** take away from four replicas what is redundant, step by step, until nothing is held twice. Count what
+# **What you do:** take away from four replicas what is redundant, step by step, until none of it is left. Count what
 # that saves and what it sends. Then save activations as well, by computing them again.<br>
 # **Time:** 55 minutes.<br>
 # **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
@@ -127,8 +127,8 @@ for ring in (ring_reduce_scatter, ring_all_gather, ring_all_reduce):
 # A ring passes pieces on to a neighbor, around and around. Here are three other ways to the same sum:
 #
 # - a **tree**: pairs add up their tensors, then pairs of pairs, and the whole sum comes down again the same way;
-# - a **hierarchy**: a ring in each node (a machine with several devices), then rings across the nodes, each with a part
-#   of the tensor, then a ring in each node again;
+# - a **hierarchical all-reduce**: a ring in each node (a machine with several devices), then rings across the nodes,
+#   each with a part of the tensor, then a ring in each node again;
 # - **halving and doubling**: a rank swaps half of its tensor with somebody far away, adds up, swaps half of that half
 #   with somebody closer, and so on; then all of it backward.
 #
@@ -327,8 +327,8 @@ memory_by_part({name: step.held[0] for name, step in steps.items()}, title="What
 # %% [markdown]
 # With four ranks, ZeRO-3 holds {{steps["ZeRO-3"].held[0].total / steps["data parallelism"].held[0].total:percent}} of
 # what data parallelism holds, at this moment. While a layer computes it is whole, and so is its gradient until it is
-# sent: here {{4 * largest / parameters:.1f}} bytes each on top, since one layer of this little model is a quarter of
-# it. (In a model with eighty layers that would be little.)
+# sent: here {{4 * largest / parameters:.1f}} bytes each on top, since a layer is {{largest / parameters:percent}} of
+# this little model. (The more layers, the less.)
 #
 # Stages 1 and 2 send what data parallelism sends, and stage 3 sends {{sends["ZeRO-3"] / sends["ZeRO-1"]:.1f}} times as
 # much. (Why are there {{steps["ZeRO-1"].held[0].gradients / parameters:.0f}} bytes of gradients in ZeRO-1? A rank has
@@ -451,8 +451,8 @@ four = {stage: sent_by(stage, 4) for stage in (1, 2, 3)}
 # And "ZeRO-2 sends the same" is true of one pass only. Stage 1 adds up its gradients where they are and sends them once
 # in a step. Stage 2 has no room for whole gradients, so it scatters them in every pass, and stage 3 gathers its
 # parameters anew as well: {{four[2] / four[1]:.1f}} and {{four[3] / four[1]:.0f}} times the bytes of stage 1 with four
-# passes. That is why practice joins ZeRO-1 to pipelines, which live on many passes, and takes large micro-batches with
-# ZeRO-3.
+# passes. That is why practice joins ZeRO-1 to pipelines, which live on many passes, and lets a
+# rank compute many samples at a time with ZeRO-3.
 #
 # ### Who waits?
 #
@@ -602,9 +602,9 @@ print(f"keep: {flops(keeping, backward=True) / forward:.3f} forward passes, "
 # ### Some of it is cheap to compute again
 #
 # Products of matrices take nearly all of the time, but norms, activation functions and the scores of attention leave
-# much of the memory. **Selective recomputation** (Korthikanti et al. 2022) computes only the latter again. For GPT-3
-# with 175 billion parameters the paper saves 70% of the activations in this way, most of it scores; an attention kernel
-# that never stores scores (FlashAttention) does that part by itself. In PyTorch you say which results to keep:
+# much of the memory. **Selective recomputation** computes only the latter again. For GPT-3 with 175 billion parameters
+# it saves 70% of the activations (Korthikanti et al. 2022), most of it scores; an attention kernel that never stores
+# scores (FlashAttention) does that part by itself. In PyTorch you say which results to keep:
 
 # %%
 from functools import partial
@@ -646,7 +646,7 @@ single = planned("13B", 8, 3, "none", 1).tokens_per_second
 # %% [markdown]
 # Selective recomputation costs next to nothing, so a larger micro-batch wins:
 # {{kinds["selective"] / kinds["none"] - 1:percent}} more tokens. Full recomputation loses here: no micro-batch makes up
-# for a third more computing. (Compared with micro-batches of one sample it would win, by
+# for the second forward pass. (Compared with micro-batches of one sample it would win, by
 # {{kinds["full"] / single - 1:percent}}. A comparison is only fair if each side has its best micro-batch.) So take what
 # is enough: nothing, then selective, then full. IBM's published settings for FSDP go the same way: no recomputation for
 # 7 billion parameters, selective for 13, full for 34 and 70 (foundation-model-stack/fms-fsdp, 128 A100).

@@ -80,7 +80,8 @@ CONCLUSIONS = [
         ),
     ),
     Conclusion(
-        "each through its own network card, where one flat ring would leave a node through a single card",
+        "it crosses between nodes with an eighth of the tensor on each of eight devices, each through its own network "
+        "card, where one flat ring would leave a node through a single card",
         "the planner's links: 1 GB over 128 devices",
         lambda: (
             ring_seconds("all_reduce", 1e9, 128, CARD)
