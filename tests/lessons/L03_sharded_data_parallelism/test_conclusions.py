@@ -7,9 +7,7 @@ from math import isclose
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from course_lib import launch
 from course_lib.planner import Cluster, Plan, estimate
 from course_lib.planner.communication import Group, hierarchical_seconds, ring_seconds, tree_seconds
 from course_lib.planner.estimate import Estimate
@@ -22,15 +20,6 @@ NAME = "sharded_data_parallelism"
 H100 = Cluster("H100-80GB", 16, between="InfiniBand NDR")
 CARD = H100.between_link
 PAPER = replace(GPT3["175B"], flash_attention=False)
-
-
-def halves_and_whole(rank: int) -> bool:
-    mine = torch.arange(60.0) * 3**rank
-    part, gathered = torch.zeros(10), torch.zeros(60)
-    dist.reduce_scatter_single(part, mine)
-    dist.all_gather_single(gathered, part)
-    dist.all_reduce(mine)
-    return torch.equal(gathered, mine)
 
 
 def planned(stage: int, cluster: Cluster = H100, model: str = "13B", passes: int = 1, **how: int | str) -> Estimate:
@@ -69,11 +58,6 @@ def kept(recompute: str) -> float:
 
 
 CONCLUSIONS = [
-    Conclusion(
-        "An all-reduce is a reduce-scatter and an all-gather.",
-        "those of torch.distributed, on six ranks",
-        lambda: all(launch(halves_and_whole, 6).results),
-    ),
     Conclusion(
         "the ring's line climbs fastest: it takes $2(N-1)$ steps, and whatever halves the distance takes $2\\log_2 N$. "
         "On the right, where bytes count, most lines come close to each other: each rank sends about twice the tensor, "

@@ -54,9 +54,6 @@ def pytorch() -> list[tuple[Any, float, float]]:
 
 
 PROOFS: Proofs = {
-    "Stages 1 and 2 send what data parallelism sends": lambda: (
-        counted("data parallelism")[-1] == counted("ZeRO-1")[-1] == counted("ZeRO-2")[-1]
-    ),
     # ZeRO-1 holds a shard of the mean gradient on top when its gradients are averaged.
     "$(8 + 8/N)\\,\\Psi$": lambda: counted("ZeRO-1")[3] == 8 + 8 / 4 + 4 / 4,
     "$(4 + 12/N)\\,\\Psi$": lambda: counted("ZeRO-2")[3] == 4 + 12 / 4,
