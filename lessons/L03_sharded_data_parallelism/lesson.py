@@ -199,10 +199,10 @@ for size in (1024, 1_024_000):
 
 # %% [markdown]
 # The formulas say what the clocks say. So let them go on, to a thousand ranks in nodes of eight. One line is new, and
-# the line of halving and doubling would lie upon it. The tree above waits at every branch until the *whole* tensor is
-# there. NCCL cuts the tensor into chunks that follow each other through the tree, and lays two trees, so that the
-# leaves of one are branches of the other and everybody sends all the time. Then the tensor counts about twice, however
-# high the tree is (Sanders et al. 2009). That line is only a formula here, the one in the course's planner.
+# the line of halving and doubling would nearly lie upon it. The tree above waits at every branch until the *whole*
+# tensor is there. NCCL cuts the tensor into chunks that follow each other through the tree, and lays two trees, so that
+# the leaves of one are branches of the other and everybody sends all the time. Then the tensor counts about twice,
+# however high the tree is (Sanders et al. 2009). That line is only a formula here, the one in the course's planner.
 
 # %%
 from course_lib.figures import collective_times
