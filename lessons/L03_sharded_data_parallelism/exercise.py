@@ -2,8 +2,8 @@
 # # Sharded data parallelism, by hand
 #
 # Data parallelism keeps everything on every rank. Here you take the copies away: first the optimizer's state, then the
-# parameters themselves. For both you need the two halves of an all-reduce, so you begin with those. At the end you give
-# up what no sharding makes smaller, the activations.
+# parameters themselves. For both you need the two halves of an all-reduce, so you begin with those. At the end you do
+# without what no sharding makes smaller, the activations.
 #
 # | | you build | minutes | difficulty | points |
 # |---|---|---|---|---|
@@ -52,7 +52,7 @@ from lessons.L03_sharded_data_parallelism import checks
 def reduce_scatter(tensor):
     """This rank's piece of the sum over all ranks.
 
-    tensor: flat, with at least world_size numbers, as many on all ranks. It stays as it is.
+    tensor: flat, with at least world_size numbers, the same number on all ranks. It stays as it is.
     Returns a new tensor: piece `rank` of the sum, as tensor_split(world_size) cuts it.
 
     Uses dist.send, dist.recv, dist.isend and dist.irecv alone. A rank sends no more
@@ -278,8 +278,8 @@ sharded.idle
 # Now the parameters are cut, too. A rank holds its piece of a weight, and nobody can compute with that. So the layer is
 # gathered when it is needed, used, and freed again, forward and backward:
 #
-#     forward      gather the weight     y = x @ weight.T         give it up
-#     backward     gather it again       dx = dy @ weight         give it up
+#     forward      gather the weight     y = x @ weight.T         free it
+#     backward     gather it again       dx = dy @ weight         free it
 #                                        gradient = dy.T @ x      reduce-scatter, and keep your piece
 #
 # Autograd does not know any of this, so you tell it. A `torch.autograd.Function` is a pair of a forward and a backward

@@ -14,7 +14,6 @@ from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View
 from course_lib.figures import memory_by_part, step_time_by_part
 from course_lib.figures.axis import data_size, duration, memory_size, percent
-from course_lib.figures.words import RECOMPUTED
 from course_lib.planner import Cluster, Estimate, Plan, estimate
 from course_lib.planner.models import GPT3
 from lessons.L03_sharded_data_parallelism.runs import STAGES
@@ -22,12 +21,13 @@ from lessons.L03_sharded_data_parallelism.runs import STAGES
 DEVICE, PER_NODE = "A100-80GB", 8
 DEVICES = (8, 16, 32, 64, 128, 256, 512)
 SAMPLES = 2  # of each device, as one micro-batch
+AGAIN = {"none": "nothing", "selective": "what is cheap", "full": "every layer"}  # by the plan's recomputation
 
 
-def planned(model: str, devices: int, stage: int, recompute: str = "none") -> Estimate:
-    """An estimate for a model of the family on `devices` A100 in nodes of eight, two samples for each, in bf16."""
-    plan = Plan(dp=devices, zero=stage, micro_batch=SAMPLES, recompute=recompute)
-    return estimate(GPT3[model], Cluster(DEVICE, devices // PER_NODE, PER_NODE), plan, SAMPLES * devices)
+def planned(model: str, devices: int, stage: int, recompute: str = "none", samples: int = SAMPLES) -> Estimate:
+    """An estimate for a model of the family on `devices` A100 in nodes of eight, with one micro-batch each, in bf16."""
+    plan = Plan(dp=devices, zero=stage, micro_batch=samples, recompute=recompute)
+    return estimate(GPT3[model], Cluster(DEVICE, devices // PER_NODE, PER_NODE), plan, samples * devices)
 
 
 def draw(model: str, devices: int, stage: int, recompute: str) -> View:
@@ -47,7 +47,7 @@ def describe(model: str, devices: int, stage: int, recompute: str, one: Estimate
     need = f"each device needs {memory_size(one.memory.total)}, and has {memory_size(one.capacity)}"
     cost = f"A step takes {duration(time)}, {percent(one.step_time.data / time)} of it for what travels"
     enough = [name for other, name in STAGES.items() if planned(model, devices, other, recompute).fits]
-    first = f"The first stage that is enough here is {enough[0]}" if enough else "No stage is enough here"
+    first = f"The first stage that is sure to fit is {enough[0]}" if enough else "No stage is sure to fit"
     return (
         f"{model} on {devices} devices with {STAGES[stage]} {one.fit}: {need}. {cost} and is not hidden; "
         f"each sends {data_size(round(data.bytes))}. {first}."
@@ -60,6 +60,6 @@ def sharding_explorer(model: str = "6.7B", devices: int = 8, stage: int = 1, rec
         Slider("model", tuple(GPT3), model),
         Slider("devices", DEVICES, devices),
         Slider("stage", tuple(STAGES), stage, tuple(STAGES.values())),
-        Slider("recompute", tuple(RECOMPUTED), recompute, tuple(RECOMPUTED.values())),
+        Slider("recompute", tuple(AGAIN), recompute, tuple(AGAIN.values())),
     ]
     return Explorer(controls, lambda *values: [draw(*values)], (238, 226))

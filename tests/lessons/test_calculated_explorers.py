@@ -114,7 +114,7 @@ def test_a_stage_is_what_the_planner_says_of_it() -> None:
     assert planned.fits
     needs = f"13B on 64 devices with ZeRO-2 fits: each device needs {memory_size(planned.memory.total)}"
     assert needs in explorer.sentences.value
-    assert "The first stage that is enough here is ZeRO-2." in explorer.sentences.value
+    assert "The first stage that is sure to fit is ZeRO-2." in explorer.sentences.value
     assert "Does 13B fit with ZeRO-2?" in explorer.beside.value
     assert "A step on 64 devices, if it fits" in explorer.below.value
 
@@ -122,4 +122,4 @@ def test_a_stage_is_what_the_planner_says_of_it() -> None:
 def test_without_sharding_there_is_nothing_to_compare_with_and_for_some_models_no_stage_is_enough() -> None:
     assert len(sharding.draw("350M", 8, 0, "none").below.rows) == 1
     assert len(sharding.draw("350M", 8, 1, "none").below.rows) == 2
-    assert "No stage is enough here." in sharding.draw("175B", 8, 3, "full").sentences
+    assert "No stage is sure to fit." in sharding.draw("175B", 8, 3, "full").sentences

@@ -59,6 +59,13 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
     },
     "sharded_data_parallelism": {
         "Play the ring all-reduce, and stop half way.": "a task",
+        "swaps half of its tensor with somebody far away, adds up, swaps half of that half": "the program below it",
+        "every rank swaps half of the tensor with somebody half the cluster away": "the program above it",
+        "For a model of 13 billion parameters on 64 A100 it expects": "the setting of fields",
+        "(The backward pass has twice of both.": "two products, a gather and a scatter for one product and a gather",
+        "With a single card for the whole node it takes eight times as many tokens": ARITHMETIC,
+        "no recomputation for 7 billion parameters, selective for 13, full for 34 and 70 (foundation-model-stack/"
+        "fms-fsdp, 128 A100)": "the repository is named",
     },
     "layerwise_model_parallelism": {
         "The head of the largest GPT-3": "a name",
