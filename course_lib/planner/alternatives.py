@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from textwrap import fill
 
 from course_lib.planner.estimate import Estimate
-from course_lib.planner.explain import in_seconds, named
+from course_lib.planner.explain import LOSSES, in_seconds
 from course_lib.planner.hardware import GiB
 from course_lib.planner.spec import Plan
 
@@ -26,10 +26,8 @@ def shape(plan: Plan) -> tuple[int, int, int, int, bool]:
 
 def by_shape(estimates: Sequence[Estimate]) -> list[Estimate]:
     """The fastest of each shape, the fastest shape first."""
-    first: dict[tuple, Estimate] = {}
-    for one in sorted(estimates, key=lambda one: one.step_time.total):
-        first.setdefault(shape(one.plan), one)
-    return list(first.values())
+    slowest_first = sorted(estimates, key=lambda one: -one.step_time.total)
+    return sorted({shape(one.plan): one for one in slowest_first}.values(), key=lambda one: one.step_time.total)
 
 
 def is_plain(plan: Plan) -> bool:
@@ -63,15 +61,8 @@ def _row(one: Estimate, within: float) -> dict[str, str]:
         **sizes,
         "micro-batches": f"{plan.micro_batches(one.global_batch)} of {plan.micro_batch}",
         "recompute": plan.recompute,
-        "schedule": _schedule(plan),
+        "schedule": f"{plan.schedule} x {plan.virtual_stages}" if plan.pp > 1 else "FSDP" * is_plain(plan),
     }
-
-
-def _schedule(plan: Plan) -> str:
-    if plan.pp == 1:
-        return "FSDP" if is_plain(plan) else ""
-    several = f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""
-    return plan.schedule.removesuffix("_1f1b") + several
 
 
 def deciding(estimates: Sequence[Estimate]) -> str:
@@ -80,24 +71,21 @@ def deciding(estimates: Sequence[Estimate]) -> str:
     It is of the two plans, and of the part of a step, for which the smallest error in the part would swap them.
     """
     first, *others = estimates
-    swaps = [swap for n, one in enumerate(others, 2) for swap in _swaps(first, one, n)]
+    parts = [(n, one, part) for n, one in enumerate(others, 2) for part in one.step_time.parts]
+    swaps = [(abs(math.log(factor)), factor, *of) for of in parts if (factor := _equal_at(first, *of[1:])) > 0]
     if not swaps:
         return "No other shape comes near: measure this one."
-    _, n, name, factor = min(swaps)
-    mine, other = (getattr(one.step_time, name) for one in (first, estimates[n - 1]))
+    _, factor, n, other, part = min(swaps, key=lambda swap: swap[0])
+    mine, its = (in_seconds(getattr(one.step_time, part)) for one in (first, other))
+    what = LOSSES[part][0] if part in LOSSES else "computing"
     text = (
-        f"To decide, measure a step of 1 and of {n}. Which is faster depends on {named(name)}: {in_seconds(mine)} in 1 "
-        f"and {in_seconds(other)} in {n}. If this takes {factor:.2g} times as long, both are equally fast."
+        f"To decide, measure a step of 1 and of {n}. Which is faster depends on {what}: {mine} in 1 and {its} in {n}. "
+        f"If this takes {factor:.2g} times as long, both are equally fast."
     )
     return fill(text, WIDTH)
 
 
-def _swaps(first: Estimate, one: Estimate, n: int) -> list[tuple[float, int, str, float]]:
-    """For each part of a step, the factor at which two plans would take equally long: how far from 1, and what."""
-    behind, found = one.step_time.total - first.step_time.total, []
-    for name, seconds in first.step_time.parts.items():
-        more = seconds - getattr(one.step_time, name)
-        factor = 1 + behind / more if more else 0.0
-        if factor > 0:
-            found.append((abs(math.log(factor)), n, name, factor))
-    return found
+def _equal_at(first: Estimate, other: Estimate, part: str) -> float:
+    """The factor on a part of both steps at which they would take equally long, or 0 if there is none."""
+    more = getattr(first.step_time, part) - getattr(other.step_time, part)
+    return 1 + (other.step_time.total - first.step_time.total) / more if more else 0.0

@@ -102,11 +102,6 @@ def _milder(plan: Plan) -> Iterator[tuple[str, Plan]]:
         yield "zero=3", replace(plan, zero=3)
 
 
-def named(part: str) -> str:
-    """A part of a step in words."""
-    return LOSSES[part][0] if part in LOSSES else "computing"
-
-
 def _time(seconds: Mapping[str, float]) -> str:
     total = sum(seconds.values())
     useful = f"Of a step of {in_seconds(total)}, {seconds['compute'] / total:.0%} is computing"
