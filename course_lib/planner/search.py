@@ -90,10 +90,10 @@ def search(
     """Estimate every legal plan, best first: ranked by the middle of their intervals.
 
     It tries all tp within a node and over two, up to 16, pp, cp that leaves a rank at least 8,192 positions,
-    micro-batches, ZeRO stages (3 without a pipeline, 2 without or with interleaving, as elsewhere they repeat their
-    traffic for every micro-batch), sequence parallelism, recomputation in all layers, 1f1b, zb_h1 and interleaving.
-    With experts it tries the three smallest ep that leave room for more than them, and shards the optimizer's state
-    always.
+    micro-batches that are powers of two, ZeRO stages (3 without a pipeline, 2 without or with interleaving, as
+    elsewhere they repeat their traffic for every micro-batch), sequence parallelism, recomputation in all layers, 1f1b,
+    zb_h1 and interleaving. With experts it tries the three smallest ep that leave room for more than them, and shards
+    the optimizer's state always.
 
     It computes in 16 bits, bf16 where the device has it.  within: the share of a device's memory that a plan may need.
     fp32_gradients: as for Plan. 16 bits are always faster, so the caller chooses, not the search.
@@ -150,7 +150,8 @@ def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterato
         for pp in divisors(cluster.devices // (tp * cp)):
             dp = cluster.devices // (tp * cp * pp)
             if pp <= model.layers and global_batch % dp == 0:
-                for micro_batch in divisors(global_batch // dp):
+                batch = global_batch // dp
+                for micro_batch in divisors(batch & -batch):  # all powers of two that divide it
                     yield dp, tp, pp, cp, micro_batch
 
 
