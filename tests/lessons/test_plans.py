@@ -114,7 +114,7 @@ def test_what_would_loosen_a_missed_target_is_said() -> None:
     def why(name: str, plan: str) -> str:
         return answer(name, 0, plan).why
 
-    assert "It does not fit: each device needs 485.2 GiB, 417.5 GiB to 547.8 GiB by the software, and 76.0" in why(
+    assert "It does not fit: each device needs 485.2 GiB, 417.5 GiB to 547.8 GiB by the software, and 80.0" in why(
         "S1_better", "dp=8"
     )
     assert "use a smaller tp, or keep it inside a node" in why("S1_better", "tp=8")
