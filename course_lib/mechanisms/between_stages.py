@@ -29,7 +29,6 @@ from torch import Tensor
 from course_lib.mechanisms.groups import Group
 from course_lib.schedules import Action, RankSchedule
 
-Format = tuple[torch.dtype, tuple[int, ...]]  # the shape without dimension 0
 DESCRIPTION = 512  # bytes of the message that announces a format and the number of samples
 
 
@@ -46,7 +45,7 @@ class StageMessages:
     ) -> None:
         self.own, self.device, self.samples = own, device, samples
         self.group, self.way_back = group, way_back or group
-        self.formats: dict[int, Format] = {}  # of each stage's input
+        self.formats: dict[int, tuple[torch.dtype, tuple[int, ...]]] = {}  # of each stage's input, without dimension 0
         self.awaited = {peer: deque(messages) for peer, messages in own.arriving.items()}
         self.upcoming = deque(own.fetching)
         self.arriving: dict[Action, tuple[Tensor, dist.Work | None]] = {}
@@ -95,8 +94,7 @@ class StageMessages:
                 if only_if_known:
                     return
                 self._read_description(following.stage, peer)
-            dtype, shape = self._format_of(following)
-            tensor = torch.empty(shape, dtype=dtype, device=self.device)
+            tensor = self._memory_for(following)
             work = dist.irecv(tensor, group=self._group(peer, self.own.rank), group_src=peer)
             self.arriving[self.awaited[peer].popleft()] = tensor, work
 
@@ -120,11 +118,12 @@ class StageMessages:
     def _group(self, sender: int, receiver: int) -> Group:
         return self.group if sender < receiver else self.way_back
 
-    def _format_of(self, message: Action) -> Format:
-        """Dtype and shape of a message, whose length is what `batches.micro_batches` gives its micro-batch."""
+    def _memory_for(self, message: Action) -> Tensor:
+        """An empty tensor for a message, as long as what `batches.micro_batches` gives its micro-batch."""
         dtype, shape = self.formats[_receiver(message)]
         size, larger = divmod(self.samples, self.own.n_micro_batches)
-        return dtype, (size + (message.micro_batch < larger), *shape)
+        length = size + (message.micro_batch < larger)
+        return torch.empty(length, *shape, dtype=dtype, device=self.device)
 
 
 def _receiver(message: Action) -> int:

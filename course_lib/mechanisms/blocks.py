@@ -42,7 +42,7 @@ class Block:
 
     def start_gather(self) -> dist.Work:
         if self._gathering is None:
-            self.shards.whole.flat.untyped_storage().resize_(self.shards.whole.flat.nbytes)
+            self.shards.whole.untyped_storage().resize_(self.shards.whole.nbytes)
             self._gathering = self.shards.all_gather()
         return self._gathering
 
@@ -60,7 +60,7 @@ class Block:
             self._gathering = None
         for attributes, name, _ in self._uses:
             attributes.pop(name, None)
-        self.shards.whole.flat.untyped_storage().resize_(0)
+        self.shards.whole.untyped_storage().resize_(0)
 
 
 def parameters_by_block(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:

@@ -23,24 +23,6 @@ from torch import Tensor, nn
 from course_lib.mechanisms import guards
 
 
-class Bucket:
-    """Parameters and a flat tensor in which each has its place, one after the other.
-
-    views: the places, in the shapes of the parameters.  rest: what comes after them.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
-        self.parameters, self.flat = parameters, flat
-        self._shapes = [parameter.shape for parameter in parameters]
-        self.views, self.rest = self.split(flat), flat[sum(shape.numel() for shape in self._shapes) :]
-
-    def split(self, flat: Tensor) -> list[Tensor]:
-        """The places in another flat tensor."""
-        sizes = [shape.numel() for shape in self._shapes]
-        parts = flat[: sum(sizes)].split(sizes)
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
-
 def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
     """Parameters in the given order, in buckets of one dtype; only a single one may exceed `bucket_mb` MiB."""
     buckets: list[list[nn.Parameter]] = []

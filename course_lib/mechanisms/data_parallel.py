@@ -10,9 +10,9 @@ size; with unequal shares each gradient is weighted by its share.
                                    |
                     same mean gradient, same update, on every rank
 
-`average_gradients` is this picture and nothing more: one message for each parameter, which ends in the sum of the
-weights and the number of ranks with a gradient. `DataParallel` does the same, but collects gradients in buckets and
-sends each as soon as it is full, while the backward pass, which begins at the last layer, is still computing:
+`average_gradients` is this picture and nothing more: one message for each parameter, which ends in the weights.
+`DataParallel` does the same, but collects gradients in buckets and sends each as soon as it is full, while the backward
+pass, which begins at the last layer, is still computing:
 
     compute      | forward | backward:  head   layer 2   layer 1   embedding |           | optimizer step
     network                             | bucket 0 |  | bucket 1 |   | bucket 2 | finish()
@@ -22,6 +22,7 @@ Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,42 +30,48 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms import guards
-from course_lib.mechanisms.buckets import Bucket, Reducer, fill_buckets, watch_gradients
+from course_lib.mechanisms.buckets import Reducer, fill_buckets, watch_gradients
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import make_equal, named_tensors, samples_in, total_over_ranks
 from course_lib.mechanisms.shards import master_dtype
 
 
-@torch.no_grad()
 def average_gradients(model: nn.Module, group: Group = None, samples: int | None = None) -> None:
-    """Replace each parameter's gradient by its mean over the group, in place.
+    """Replace each parameter's gradient by its mean over the group.
 
     samples: the size of this rank's share, 1 or more, where shares differ; its gradient, a mean over the share, then
         counts in proportion. All ranks give it or none does.
-    Frozen parameters are left alone, and so are those for which no rank has a gradient. Gradients are dense.
-
-    Raises ValueError, on all ranks, if they disagree on which parameters have a gradient.
+    Frozen parameters are left alone, and so are those for which no rank has a gradient. One that only some ranks have
+    used counts as zeros on the others. Gradients are dense.
     """
     guards.right_group(group, model.parameters())
-    weight, holders = (1 if samples is None else samples), {}
-    for name, parameter in trainable(model).items():
-        message = _weighted(parameter, weight)
+    for parameter in trainable(model).values():
+        # In float32 for 16 bits, where a sum may overflow and its mean does not.
+        message = _message([parameter], 1 if samples is None else samples, master_dtype(parameter.dtype))
         dist.all_reduce(message, group=group)
-        gradient, total_weight, holders[name] = message[:-2], message[-2], int(message[-1])
-        if parameter.grad is not None:
-            parameter.grad.copy_((gradient / total_weight).view_as(parameter))
-    guards.same_gradients(holders, dist.get_world_size(group))
+        _take_means([parameter], message)
 
 
-def _weighted(parameter: nn.Parameter, weight: float) -> Tensor:
-    """The gradient times its weight, then the weight, and 1 for a rank that has one; zeros for a rank without.
+# A message: | gradients x weight | for each parameter, weight if this rank has a gradient | weight |
 
-    In float32 if the gradient has 16 bits, where a sum may overflow and its mean does not.
-    """
-    if parameter.grad is None:
-        return torch.zeros(parameter.numel() + 2, dtype=master_dtype(parameter.dtype), device=parameter.device)
-    gradient = parameter.grad.flatten().to(master_dtype(parameter.dtype))
-    return torch.cat([weight * gradient, gradient.new_tensor([weight, 1])])
+
+@torch.no_grad()
+def _message(parameters: Sequence[nn.Parameter], weight: float, dtype: torch.dtype) -> Tensor:
+    # An empty share has a loss of 0 / 0, and 0 x nan is nan.
+    gradients = [torch.zeros_like(p) if p.grad is None or weight == 0 else p.grad for p in parameters]
+    had_one = gradients[0].new_tensor([*(p.grad is not None for p in parameters), True])
+    message = torch.cat([*(gradient.flatten() for gradient in gradients), had_one]).to(dtype)
+    return message.mul_(message.new_tensor(weight))
+
+
+def _take_means(parameters: Sequence[nn.Parameter], message: Tensor) -> None:
+    """Take the mean gradients from the sum of the ranks' messages."""
+    message /= message[-1].clone()
+    *means, had_one = message.split([*(p.numel() for p in parameters), len(parameters) + 1])
+    for parameter, mean, is_there in zip(parameters, means, had_one.tolist(), strict=False):
+        if is_there:
+            dtype = parameter.dtype if parameter.grad is None else parameter.grad.dtype
+            parameter.grad = mean.view_as(parameter).to(dtype)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -103,11 +110,10 @@ class DataParallel(nn.Module):
         super().__init__()
         self.module, self.group = model, group
         parameters = list(trainable(model).values())
-        buckets = fill_buckets(reversed(parameters), bucket_mb)
         make_equal(named_tensors(model), group)
-        self._buckets = [_bucket_of(held) for held in buckets]
-        self._reducer = Reducer(buckets, self._all_reduce, overlap)
-        self._works: list[Any] = []
+        self._buckets = fill_buckets(reversed(parameters), bucket_mb)
+        self._reducer = Reducer(self._buckets, self._all_reduce, overlap)
+        self._on_their_way: list[tuple[Tensor, Any]] = []
         self._samples: int | None = None  # in forward passes since the last `finish()`
         self._first_total: int | None = None
         watch_gradients(parameters, self._gradient_is_computed)
@@ -129,13 +135,13 @@ class DataParallel(nn.Module):
             self._reducer.gradient_is_computed(parameter)
 
     def _all_reduce(self, number: int) -> None:
-        bucket, samples = self._buckets[number], self._samples or 0
+        first, samples = self._buckets[number][0], self._samples or 0
         # Weights need a common measure. This step's total would do, but asking for it in every step costs as much as
         # a bucket; that of the first step does as well, as `finish` divides by the sum of the weights.
         if self._first_total is None:
-            self._first_total = max(1, total_over_ranks(samples, bucket.flat.device, self.group))
-        _pack(bucket, samples / self._first_total)
-        self._works.append(dist.all_reduce(bucket.flat, group=self.group, async_op=True))
+            self._first_total = max(1, total_over_ranks(samples, first.device, self.group))
+        message = _message(self._buckets[number], samples / self._first_total, first.dtype)
+        self._on_their_way.append((message, dist.all_reduce(message, group=self.group, async_op=True)))
 
     def finish(self) -> None:
         """Wait until all gradients have arrived; from here on every `.grad` is the mean over the group.
@@ -144,34 +150,8 @@ class DataParallel(nn.Module):
         """
         guards.backward_is_done(self._samples, self._reducer.has_begun)
         self._reducer.reduce_rest()
-        for bucket, work in zip(self._buckets, self._works, strict=True):
+        for bucket, (message, work) in zip(self._buckets, self._on_their_way, strict=True):
             work.wait()
-            _unpack(bucket)
-        self._works, self._samples = [], None
+            _take_means(bucket, message)
+        self._on_their_way, self._samples = [], None
         self._reducer.begin_step()
-
-
-# A message: | gradients x weight | for each parameter, how many ranks had a gradient | the weight |
-
-
-def _bucket_of(parameters: list[nn.Parameter]) -> Bucket:
-    numbers = sum(parameter.numel() for parameter in parameters) + len(parameters) + 1
-    return Bucket(parameters, parameters[0].new_zeros(numbers))
-
-
-@torch.no_grad()
-def _pack(bucket: Bucket, weight: float) -> None:
-    had_one = [parameter.grad is not None for parameter in bucket.parameters]
-    bucket.rest.copy_(torch.tensor([*had_one, weight], dtype=bucket.flat.dtype))
-    for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-        if parameter.grad is None or weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
-            view.zero_()
-        else:
-            torch.mul(parameter.grad, bucket.rest[-1], out=view)
-
-
-def _unpack(bucket: Bucket) -> None:
-    bucket.flat /= bucket.rest[-1].clone()
-    for parameter, view, count in zip(bucket.parameters, bucket.views, bucket.rest.tolist()[:-1], strict=True):
-        if count:
-            parameter.grad = view

@@ -59,7 +59,7 @@ class FullySharded(nn.Module):
     gradients of several backward passes add up; one that overflowed is nan on all ranks.
     `torch.nn.utils.clip_grad_norm_` would take the norm of this rank's part for that of the whole gradient: use
     `sharding.clip_grad_norm`. To go on from a state, load it into the plain model; what an optimizer remembers of
-    shards is not made whole (`ShardedOptimizer` can do that).
+    shards is not made whole.
 
     To recompute activations, use `checkpoint(..., use_reentrant=False)`: a reentrant checkpoint ends a backward pass of
     its own in each block, and waits there for the block's gradients.
@@ -78,8 +78,7 @@ class FullySharded(nn.Module):
         guards.not_sharded_yet(model)
         make_equal(named_tensors(model), group)
         self.module, self.group, self.compute_dtype, self.prefetch = model, group, compute_dtype, prefetch
-        kind: dict[str, Any] = {"group": group, "dtype": compute_dtype}
-        self.blocks = [Block(model, *found, **kind) for found in parameters_by_block(model)]
+        self.blocks = [Block(model, *found, group=group, dtype=compute_dtype) for found in parameters_by_block(model)]
         self._latest: Block | None = None
         self._reducing: Block | None = None
         model.register_forward_pre_hook(self._begin)
@@ -118,7 +117,7 @@ class FullySharded(nn.Module):
         block = self.blocks[number]
         if not block.wholes:
             inputs = [self._start] if block.is_trained else []
-            wholes = _Given.apply(block.shards.whole.views, partial(weakly(self._reduce_scatter), number), *inputs)
+            wholes = _Given.apply(block.shards.views, partial(weakly(self._reduce_scatter), number), *inputs)
             block.wholes = dict(zip(block.parameters, wholes, strict=True))
         block.unshard()
         if self.prefetch and not self._is_backward and number + 1 < len(self.blocks):
@@ -141,6 +140,7 @@ class FullySharded(nn.Module):
         """previous: the block that computed before this one, so backward comes to it next."""
         if not self._is_backward:
             self._left, self._is_backward = {other for other in self.blocks if other.is_trained}, True
+            progress(0)  # the graph of gathered parameters does not tell an emulated clock how far backward is
         for other in self.blocks:
             if self.module not in (block.module, other.module) and other.module is not block.module:
                 other.reshard()

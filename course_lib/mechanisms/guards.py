@@ -54,15 +54,6 @@ def equal_shares(samples: int, mean: float) -> None:
 # Data parallelism
 
 
-def same_gradients(holders: Mapping[str, int], n: int) -> None:
-    """Raise ValueError if only some of n ranks had a gradient of a parameter. holders: how many had one, by name."""
-    for name, count in holders.items():
-        if 0 < count < n:
-            raise ValueError(
-                f"{name} has a gradient on {count} of {n} ranks; use the same parameters on all, or DataParallel"
-            )
-
-
 def forward_may_begin(has_gradients: bool, latest: int | None, samples: int) -> None:
     """latest: samples of the forward pass before this one, if no `finish()` came after it."""
     if has_gradients:
@@ -163,10 +154,3 @@ def can_share_heads(modules: Iterable[Any], group: Group) -> None:
 def sequence_can_be_shared(length: int, n: int) -> None:
     if length % n:
         raise ValueError(f"{n} ranks cannot share {length} positions; give multiples of {n}, for instance by padding")
-
-
-def are_in_vocabulary(name: str, tokens: Tensor, vocab: int) -> None:
-    if tokens.numel():
-        least, most = map(int, tokens.aminmax())
-        if least < 0 or most >= vocab:
-            raise ValueError(f"{name} go from {least} to {most}; with vocab={vocab}, give 0 to {vocab - 1}")

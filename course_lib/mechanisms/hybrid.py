@@ -99,7 +99,7 @@ def count(targets: Tensor) -> int:
 
 
 def complete_gradients(part: ModelPart, optimizer: ShardedOptimizer) -> None:
-    """Add up what has arisen on several ranks, one axis after the other; the result is in the optimizer's shards."""
+    """Add up partial gradients of several ranks, one axis after the other; the result is in the optimizer's shards."""
     mesh = part.mesh
     tensor_parallel.sum_partial_gradients(part, mesh.group("tp"))
     for parameter, ranks in part.tied.items():

@@ -18,12 +18,10 @@ Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pip
 
 from __future__ import annotations
 
+import copy
 import functools
-import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,7 +43,8 @@ class LayerWise(nn.Module):
             optimizer.step()
             optimizer.zero_grad()
 
-    blocks: the whole model, as a list of blocks that each take what the one before puts out, a single tensor.
+    blocks: the whole model, as a list of blocks that each take what the one before outputs, a single tensor. They have
+        to run on the device "meta", too, where only shapes are computed.
         Parameters and buffers of the group's first rank go to all; then each rank keeps its own blocks, under their
         own names. (Delete the model to free the others.)
     costs: as for `split_layers`, the same on all ranks. (Measured ones differ; let one rank tell the others.)
@@ -66,19 +65,19 @@ class LayerWise(nn.Module):
         self.blocks = of_rank[self.stage]
         self._tied = {p: ranks for p, ranks in tied_weights.holders(of_rank).items() if self.stage in ranks}
         self._forward_passes: list[tuple[Tensor, Tensor]] = []  # input and output of each since the last backward()
-        self._announced: set[torch.Size] = set()  # shapes of the model's inputs for which the next stage knows its own
-        self._expected: dict[torch.Size, list[Any]] = {}  # for each such shape, shape and dtype of this stage's input
+        # The stages before this one, without numbers: they tell shape and dtype of what arrives, and no rank has to.
+        self._before = copy.deepcopy(blocks[: self.stages[self.stage].start]).to("meta").forward
 
     def forward(self, inputs: Tensor) -> Tensor | None:
         """The model's output on the last rank, None on the others.
 
-        inputs: the same on all ranks; only the first looks at more than the shape.
+        inputs: the same on all ranks; only the first looks at more than shape and dtype.
         """
-        x = inputs if self.is_first else self._receive_input(inputs.shape, inputs.device)
+        x = inputs if self.is_first else self._receive_input(inputs)
         with self._mark("forward"):
             output = self.blocks(x)
         if not self.is_last:
-            self._send_output(output.detach(), inputs.shape)
+            dist.send(output.detach().contiguous(), group=self.group, group_dst=self.stage + 1)
         if torch.is_grad_enabled():
             self._forward_passes.append((x, output))
         return output if self.is_last else None
@@ -112,18 +111,10 @@ class LayerWise(nn.Module):
             gradient = torch.zeros_like(x) if x.grad is None else x.grad
             dist.send(gradient, group=self.group, group_dst=self.stage - 1)
 
-    def _send_output(self, output: Tensor, key: torch.Size) -> None:
-        if key not in self._announced:
-            dist.send_object_list([output.shape, output.dtype], group=self.group, group_dst=self.stage + 1)
-            self._announced.add(key)
-        dist.send(output.contiguous(), group=self.group, group_dst=self.stage + 1)
-
-    def _receive_input(self, key: torch.Size, device: torch.device) -> Tensor:
-        if key not in self._expected:
-            self._expected[key] = [None, None]
-            dist.recv_object_list(self._expected[key], group=self.group, group_src=self.stage - 1)
-        shape, dtype = self._expected[key]
-        x = torch.empty(shape, dtype=dtype, device=device)
+    def _receive_input(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            sent = self._before(inputs.to("meta"))
+        x = torch.empty(sent.shape, dtype=sent.dtype, device=inputs.device)
         dist.recv(x, group=self.group, group_src=self.stage - 1)
         return x.requires_grad_(torch.is_grad_enabled())
 
@@ -138,39 +129,26 @@ def split_layers(n_layers: int, n_stages: int, costs: Sequence[float] | None = N
     """The layers of each stage: every layer in exactly one, in order, no stage empty.
 
     costs: what each layer costs, in any unit. The most expensive stage, for which all others wait, is then as cheap
-        as it can be; among such splits the stages are as equal as possible (least sum of squares), and among
-        equals the earlier stages are the larger. None: all layers cost the same.
+        as it can be, then the second most expensive one, and so on; among equals the earlier stages have more layers.
+        None: all layers cost the same.
 
     Raises ValueError for fewer layers than stages and for costs that are not one for each layer.
     """
     costs = [1] * n_layers if costs is None else list(costs)
     guards.layers_can_be_cut(n_layers, n_stages, costs)
-    limit, _ = _best_split(costs, n_stages, price=lambda cost: cost, add=max)
-    return _best_split(costs, n_stages, lambda cost: cost**2 if cost <= limit else math.inf, operator.add)[1]
-
-
-def _best_split(
-    costs: Sequence[float], n_stages: int, price: Callable[[float], float], add: Callable[[float, float], float]
-) -> tuple[float, list[range]]:
-    """The split whose stages' prices add up to the least, and that total. price: of a stage, by its cost.
-
-    add: + or max. Among equal splits it is the one with the larger stages first.
-    """
 
     @functools.cache
-    def best(first: int, n: int) -> tuple[float, tuple[range, ...]]:
-        """Total and stages, for the layers from `first` on in n stages."""
-        if n == 0:
-            return (0.0 if first == len(costs) else math.inf), ()
-        ends = range(len(costs) - (n - 1), first, -1)
-        return min((begin_with(range(first, last), n) for last in ends), key=lambda split: split[0])
+    def best(first: int, n: int) -> tuple[list[float], list[range]]:
+        """The stages of the layers from `first` on in n stages, after their costs, the highest first."""
+        if n == 1:
+            return begin_with(range(first, n_layers), [], [])
+        ends = range(n_layers - (n - 1), first, -1)
+        return min((begin_with(range(first, end), *best(end, n - 1)) for end in ends), key=lambda split: split[0])
 
-    def begin_with(stage: range, n: int) -> tuple[float, tuple[range, ...]]:
-        total, others = best(stage.stop, n - 1)
-        return add(total, price(sum(costs[stage.start : stage.stop]))), (stage, *others)
+    def begin_with(stage: range, others: list[float], stages: list[range]) -> tuple[list[float], list[range]]:
+        return sorted([sum(costs[stage.start : stage.stop]), *others], reverse=True), [stage, *stages]
 
-    total, stages = best(0, n_stages)
-    return total, list(stages)
+    return best(0, n_stages)[1]
 
 
 def stage_bytes(blocks: nn.Sequential, stages: Sequence[range]) -> list[int]:

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.mechanisms import guards
 
-Axis = Literal["dp", "pp", "tp"]
-AXES: tuple[Axis, ...] = ("dp", "pp", "tp")
+MeshAxis = Literal["dp", "pp", "tp"]
+AXES: tuple[MeshAxis, ...] = ("dp", "pp", "tp")
 
 
 class Mesh:
@@ -38,14 +38,14 @@ class Mesh:
         stages = dist.get_process_group_ranks(self.group("pp"))
         self.way_back = dist.new_group(stages, use_local_synchronization=True) if device == "cuda" else None
 
-    def group(self, axis: Axis) -> dist.ProcessGroup:
+    def group(self, axis: MeshAxis) -> dist.ProcessGroup:
         """The ranks that differ from this one in their number on this axis only, and this one."""
         return self.device_mesh.get_group(axis)
 
-    def size(self, axis: Axis) -> int:
+    def size(self, axis: MeshAxis) -> int:
         return dist.get_world_size(self.group(axis))
 
-    def rank(self, axis: Axis) -> int:
+    def rank(self, axis: MeshAxis) -> int:
         """This rank's number on the axis, from 0 to size - 1."""
         return dist.get_rank(self.group(axis))
 

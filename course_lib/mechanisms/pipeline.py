@@ -20,8 +20,9 @@ Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pip
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from course_lib.mechanisms import batches, guards
 from course_lib.mechanisms.between_stages import StageMessages
 from course_lib.mechanisms.groups import Group
-from course_lib.mechanisms.split_backward import WeightGradients, accumulators, input_gradient
+from course_lib.mechanisms.split_backward import WeightGradients
 from course_lib.schedules import Action, RankSchedule, Schedule, rank_schedule
 from course_lib.timeline import compute
 
@@ -89,19 +90,22 @@ class StageRunner:
 
     def __post_init__(self) -> None:
         self.in_flight: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # inputs and outputs
-        self.unfinished: dict[tuple[int, int], WeightGradients] = {}
-        splitting = {action.stage for action in self.own.actions if action.op == "I"}
-        self.weights = {stage: accumulators(self.modules[stage].parameters()) for stage in splitting}
+        self.later = {(stage, k): WeightGradients() for op, stage, k in self.own.actions if op == "W"}
 
     def run(self) -> None:
-        perform = {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
+        perform: dict[str, Callable[[int, int], None]] = {
+            "F": self.forward,
+            "B": self.backward,
+            "I": partial(self.backward, includes=""),
+            "W": self.weight_gradient,
+        }
         for op, stage, k in self.own.actions:
             perform[op](stage, k)
         self.messages.finish()
 
     def forward(self, stage: int, k: int) -> None:
         x = self.messages.fetch(Action("F", stage, k)).requires_grad_() if stage else self.minibatch.inputs[k]
-        with self._mark("forward", stage, k):
+        with self._mark("forward", stage, k), self.later.get((stage, k), nullcontext()):
             output = self.modules[stage](x)
             if stage == self.own.last:
                 output = self.minibatch.share_of_loss(output, k)
@@ -109,33 +113,25 @@ class StageRunner:
         if stage != self.own.last:
             self.messages.send(Action("F", stage + 1, k), output)
 
-    def backward(self, stage: int, k: int) -> None:
+    def backward(self, stage: int, k: int, includes: str = "weight_grad") -> None:
         gradient = self._fetch_gradient(stage, k)
         x, output = self.in_flight.pop((stage, k))
-        with self._mark("backward", stage, k, includes="weight_grad"):
+        with self._mark("backward", stage, k, includes):
             if output.requires_grad:  # not if all stages so far are frozen
                 output.backward(gradient)
         if stage:
-            self._send_gradient(stage, k, x, x.grad)
-
-    def input_gradient(self, stage: int, k: int) -> None:
-        gradient = self._fetch_gradient(stage, k)
-        x, output = self.in_flight.pop((stage, k))
-        with self._mark("backward", stage, k):
-            found, self.unfinished[stage, k] = input_gradient(output, gradient, x, self.weights[stage])
-        if stage:
-            self._send_gradient(stage, k, x, found)
+            self._send_gradient(stage, k, x)
 
     def weight_gradient(self, stage: int, k: int) -> None:
         with self._mark("weight_grad", stage, k):
-            self.unfinished.pop((stage, k)).accumulate()
+            self.later.pop((stage, k)).accumulate()
 
     def _fetch_gradient(self, stage: int, k: int) -> Tensor | None:
         return None if stage == self.own.last else self.messages.fetch(Action("B", stage, k))  # the loss's is 1
 
-    def _send_gradient(self, stage: int, k: int, x: Tensor, gradient: Tensor | None) -> None:
-        # If the output was not used, the stage before still waits for a gradient, which is zero.
-        self.messages.send(Action("B", stage - 1, k), torch.zeros_like(x) if gradient is None else gradient)
+    def _send_gradient(self, stage: int, k: int, x: Tensor) -> None:
+        # If the input was not used, the stage before still waits for a gradient, which is zero.
+        self.messages.send(Action("B", stage - 1, k), torch.zeros_like(x) if x.grad is None else x.grad)
 
     def _mark(self, kind: str, stage: int, k: int, includes: str = "") -> AbstractContextManager[None]:
         return compute(kind, micro_batch=k, stage=stage, work=self.work[stage], includes=includes)

@@ -38,7 +38,6 @@ from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import make_equal
 from course_lib.mechanisms.shards import Shards
 from course_lib.mechanisms.shards import clip_grad_norm as clip_grad_norm
-from course_lib.mechanisms.state import cut_states, gather_states, numbers_of
 from course_lib.timeline import compute
 
 
@@ -69,7 +68,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     inner: the optimizer of this rank's shards.
 
     Parameter groups come at construction, and parameters that are frozen then are left out for good. Optimizers that
-    need whole matrices (LBFGS, Adafactor, Muon) are not for shards. Move or convert a model first.
+    need whole matrices (LBFGS, Adafactor, Muon) are not for shards. Move or convert a model first. A state fits the
+    number of ranks that it comes from, and not another number, or a plain optimizer.
 
     Raises ValueError for an unknown kind of gradients, and on all ranks if their parameters differ.
     """
@@ -98,11 +98,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """The same parameter group with shards in place of parameters."""
         make_equal({f"params[{number}]": parameter for number, parameter in enumerate(whole["params"])}, self.group)
         parameters = [parameter for parameter in whole["params"] if parameter.requires_grad]
-        buckets = []
-        for held in fill_buckets(reversed(parameters), bucket_mb):
-            buckets.append(Shards(held, self.group))
-            buckets[-1].pieces = [nn.Parameter(piece) for piece in buckets[-1].pieces]
-            for parameter, view in zip(held, buckets[-1].whole.views, strict=True):
+        buckets = [Shards(held, self.group) for held in fill_buckets(reversed(parameters), bucket_mb)]
+        for bucket in buckets:
+            bucket.pieces = tuple(nn.Parameter(piece) for piece in bucket.pieces)
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.data = view
         self._buckets += buckets
         return {**_settings(whole), "params": [piece for bucket in buckets for piece in bucket.pieces]}
@@ -172,29 +171,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
         guards.finish_came_first(self._is_finished)
         return [piece for bucket in self._buckets for piece in bucket.pieces]
 
-    # State, as if there were one process
+    # State: each rank has its own
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of `optimizer_cls` on one process, with whole tensors, on every rank. All ranks call it."""
-        packed, numbers = super().state_dict(), numbers_of(self)
-        for bucket in self._buckets:
-            wholes = gather_states(bucket, self.inner.state)
-            packed["state"] |= {numbers[parameter]: state for parameter, state in wholes.items() if state}
-        return packed
+        """This rank's part of the state, with its shards of the parameters, for the same rank of as many ranks."""
+        return {"inner": self.inner.state_dict(), "shards": [bucket.shard for bucket in self._buckets]}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state as `state_dict()` makes it, at this or another world size, or that of a plain optimizer.
-
-        All ranks call it. Load the model first: masters that the state does not hold are made from the parameters.
-        """
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        numbers = numbers_of(self)
-        for bucket in self._buckets:
-            bucket.take_over_changes()
-            wholes = [state_dict["state"].get(numbers[parameter], {}) for parameter in bucket.parameters]
-            self.inner.state |= cut_states(bucket, wholes)
-            bucket.all_gather().wait()  # a master decides what the parameter is
+        """Take over a `state_dict` of this rank, the model's parameters included. All ranks call it."""
+        self.inner.load_state_dict(state_dict["inner"])
+        for whole, sharded in zip(self.param_groups, self.inner.param_groups, strict=True):
+            whole.update(_settings(sharded))
+        for bucket, shard in zip(self._buckets, state_dict["shards"], strict=True):
+            bucket.shard.copy_(shard)
+            bucket.all_gather().wait()
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,17 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.mechanisms.buckets import Bucket
 from course_lib.mechanisms.groups import Group
 
 
 class Shards:
     """Parameters end to end, of which every rank keeps and updates a shard.
 
-    whole: a bucket with all of them, in `dtype`; None: in their own.
-    shard, pieces: this rank's part of the bucket and of each parameter, in 32 bits at least. They are views of the
-        bucket, or copies if it has 16 bits or `is_apart`. Some pieces are empty; the last one includes the padding.
-    local_ranges: for each parameter, the range of its elements that lie in this rank's shard.
+    whole, views: all of them in one flat tensor, in `dtype`, and the place of each; None: in their own dtype.
+    shard, pieces: this rank's part of it and of each parameter, in 32 bits at least. They are views of the whole, or
+        copies if that has 16 bits or `is_apart`. Some pieces are empty; the last one includes the padding.
     """
 
     def __init__(
@@ -35,26 +33,28 @@ class Shards:
     ) -> None:
         self.parameters, self.group = parameters, group
         self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
-        sizes = [parameter.numel() for parameter in parameters]
-        self.shard_size = -(-sum(sizes) // self.n)
-        begin, end = self.rank * self.shard_size, (self.rank + 1) * self.shard_size
-        self.local_ranges = [
-            range(min(max(begin - start, 0), size), min(max(end - start, 0), size))
-            for start, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False)
-        ]
+        self._shapes = [parameter.shape for parameter in parameters]
+        self._sizes = [parameter.numel() for parameter in parameters]
         values = self._laid_out([parameter.detach() for parameter in parameters])
-        self.whole = Bucket(parameters, values.to(dtype or values.dtype))
+        self.whole = values.to(dtype or values.dtype)
+        self.views = self._split(self.whole)
         self.shard = values.chunk(self.n)[self.rank].to(master_dtype(values.dtype), copy=is_apart)
         self.pieces = self._cut(self.shard)
         self._arriving: tuple[dist.Work, Tensor] | None = None
 
     def _laid_out(self, tensors: Sequence[Tensor]) -> Tensor:
-        padding = self.n * self.shard_size - sum(tensor.numel() for tensor in tensors)
+        padding = -sum(self._sizes) % self.n
         return torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_zeros(padding)])
 
-    def _cut(self, shard: Tensor) -> list[Tensor]:
-        lengths = [len(own) for own in self.local_ranges[:-1]]
-        return list(shard.split([*lengths, len(shard) - sum(lengths)]))
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        """The places of the parameters, in their shapes."""
+        places = flat[: sum(self._sizes)].split(self._sizes)
+        return [place.view(shape) for place, shape in zip(places, self._shapes, strict=True)]
+
+    def _cut(self, shard: Tensor) -> tuple[Tensor, ...]:
+        """The part of each parameter in this rank's shard."""
+        begin, ends = self.rank * len(shard), itertools.accumulate(self._sizes[:-1])
+        return shard.tensor_split([min(max(end - begin, 0), len(shard)) for end in ends])
 
     # Every rank sends each shard to its owner, who adds up: the bytes of a ring's reduce-scatter, and a sum in 32 bits,
     # in the order of the ranks. gloo's own reduce-scatter is an all-reduce that drops the rest: twice the bytes.
@@ -69,9 +69,9 @@ class Shards:
         self._arriving = work, arriving
 
     def _message(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        like = next((gradient for gradient in gradients if gradient is not None), self.whole.flat)
-        pairs = zip(gradients, self.whole.views, strict=True)
-        flat = self._laid_out([like.new_zeros(view.shape) if mine is None else mine for mine, view in pairs])
+        like = next((gradient for gradient in gradients if gradient is not None), self.whole)
+        pairs = zip(gradients, self.views, strict=True)
+        flat = self._laid_out([like.new_zeros(view.shape) if own is None else own for own, view in pairs])
         counts = like.new_tensor([gradient is not None for gradient in gradients])
         # An overflow in any gradient makes all counts nan, on all ranks: infinity times zero is nan.
         counts += 0 * torch.linalg.vector_norm(flat, math.inf)
@@ -86,31 +86,25 @@ class Shards:
         total = arrived[0].to(master_dtype(arrived.dtype), copy=True)
         for other in arrived[1:]:
             total += other
-        counts = total[self.shard_size :].tolist()
-        mean = (total[: self.shard_size] / self.n).to(self.shard.dtype)
+        mean, counts = (total[: len(self.shard)] / self.n).to(self.shard.dtype), total[len(self.shard) :].tolist()
         if any(map(math.isnan, counts)):
             mean.fill_(math.nan)
         return [piece if count else None for piece, count in zip(self._cut(mean), counts, strict=True)]
 
     def all_gather(self) -> dist.Work:
-        """Start to gather the bucket from the shards of all ranks."""
-        flat = self.whole.flat
-        return dist.all_gather_single(flat, self.shard.to(flat.dtype), group=self.group, async_op=True)
+        """Start to gather the whole from the shards of all ranks."""
+        return dist.all_gather_single(self.whole, self.shard.to(self.whole.dtype), group=self.group, async_op=True)
 
     def gather(self) -> list[Tensor]:
         """The whole parameters, in the dtype of the shards. All ranks call it."""
-        flat = self.shard.new_empty(self.n * self.shard_size)
+        flat = self.shard.new_empty(len(self.whole))
         dist.all_gather_single(flat, self.shard, group=self.group)
-        return self.whole.split(flat)
-
-    @property
-    def has_master(self) -> bool:
-        return self.shard.dtype != self.whole.flat.dtype
+        return self._split(flat)
 
     def take_over_changes(self) -> None:
         """Set masters anew where somebody has changed the parameters, for instance by loading a state."""
-        own = self.whole.flat.chunk(self.n)[self.rank]
-        if self.has_master:
+        own = self.whole.chunk(self.n)[self.rank]
+        if own.dtype != self.shard.dtype:
             self.shard.copy_(torch.where(own == self.shard.to(own.dtype), self.shard, own))
 
 

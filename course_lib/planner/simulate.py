@@ -134,16 +134,16 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _StageOperation]]) -> l
             needs += micro_batch
             sent = times[needs]
             if sent > now:
-                add(new(Span, (rank, "wait", "recv", now, sent, None, None, 0, peer, False)))
+                add(new(Span, (rank, "wait", "recv", now, sent, None, None, 0, peer, False, None)))
                 now = sent
             elif sent < 0:
                 waiting[needs], position[rank] = rank, index
                 break
             if lag and sent + lag > now:
-                add(new(Span, (rank, "transfer", "recv", now, sent + lag, None, None, 0, peer, False)))
+                add(new(Span, (rank, "transfer", "recv", now, sent + lag, None, None, 0, peer, False, None)))
                 now = sent + lag
             end = now + seconds
-            add(new(Span, (rank, kind, op, now, end, micro_batch, stage, 0, None, False)))
+            add(new(Span, (rank, kind, op, now, end, micro_batch, stage, 0, None, False, None)))
             gives += micro_batch
             times[gives] = now = end
             if gives in waiting:

@@ -1,16 +1,16 @@
-"""Checkpoints: stop a run, and go on with it on any number of ranks.
+"""Checkpoints: stop a run, and go on with it on the same ranks; or begin with its model on any other.
 
-    4 ranks save                  on disk                            2 ranks load
-    rank 0  its names  -------->  |a part of the tensors|  -------->  both have all of them,
-    rank 1  its names  -------->  |another part         |  -------->  and keep what they need
-    ...                           |the metadata         |
+    4 ranks save                      on disk                         4 ranks load
+    rank 0  model.*, rank.0  ----->  |the whole model   |  ----->  all have the model, and each the state that it
+    rank 1  model.*, rank.1  ----->  |rank.0  rank.1 .. |          has saved
+    ...                              |the metadata      |
 
-A state is a dict of whole tensors by name, as `mechanisms.state` and `mechanisms.hybrid` make it: it fits any other
-number of ranks and any other mesh. With torch.distributed.checkpoint, all ranks write some of the tensors at the same
-time; a tensor that several ranks have is written by one of them.
+A state is a dict of tensors by name. With torch.distributed.checkpoint, all ranks write some of the tensors at the same
+time; a tensor that several ranks have is written by one of them. What starts with "model." is whole and fits any other
+number of ranks and any other mesh. What belongs to one rank, as its part of the optimizer, is packed into "rank.NUMBER"
+and fits the same mesh only: it is not put together and cut anew for others.
 
-Nothing is rounded, so a run goes on bit for bit as if it had never stopped, provided that it goes on with the same
-layout. With another number of ranks it starts from the same bits and then adds up in another order.
+Nothing is rounded, so a run goes on bit for bit as if it had never stopped.
 
 The metadata is written last, after everything else. A crash before leaves a folder without it, which is not taken for a
 checkpoint, and leaves older checkpoints as they were.
@@ -21,6 +21,7 @@ checkpoint, and leaves older checkpoints as they were.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,7 +54,9 @@ def save(state: Mapping[str, Tensor], folder: Folder, step: int) -> None:
 
 
 def load(folder: Folder, model: nn.Module) -> tuple[int, dict[str, Tensor]]:
-    """The step of the newest checkpoint and the whole state in it, on every rank; 0 and nothing if there is none.
+    """The step of the newest checkpoint, and what this rank needs of its state; 0 and nothing if there is none.
+
+    What belongs to other ranks is left out.
 
     model: a whole one of the kind that was saved.
 
@@ -66,9 +69,30 @@ def load(folder: Folder, model: nn.Module) -> tuple[int, dict[str, Tensor]]:
     path = _path(folder, newest)
     stored: Any = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     _check_model(path, stored, model)
-    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in stored.items()}
+    state = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in stored.items()
+        if not name.startswith("rank.") or name == own_name()
+    }
     dcp.load(state, checkpoint_id=path)
     return newest, state
+
+
+def own_name() -> str:
+    """The name of what belongs to this rank alone."""
+    return f"rank.{dist.get_rank()}"
+
+
+def packed(state: Any) -> Tensor:
+    """Tensors and numbers within dicts and lists, as a tensor of bytes."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+
+
+def unpacked(state: Tensor) -> Any:
+    """The reverse of `packed`, with all tensors on the CPU."""
+    return torch.load(io.BytesIO(state.numpy().tobytes()), "cpu", weights_only=True)
 
 
 def steps(folder: Folder) -> list[int]:

@@ -11,8 +11,8 @@ Ranks are replicas, unless some share a model: 8 with --pp 2 --tp 2 --micro-batc
 each stage on two ranks. See course_lib.mechanisms.hybrid.
 
 If there are as many GPUs as ranks, each rank takes one and they talk through NCCL; otherwise through gloo.
-With --checkpoints the run goes on from the newest checkpoint in that folder, if there is one, also on another number
-of ranks or another mesh. So the command that starts a run is the command that starts it again.
+With --checkpoints the run goes on from the newest checkpoint in that folder, if there is one. So the command that
+starts a run is the command that starts it again. On another number of ranks or another mesh it is refused.
 
 At its end a run prints a call of `course_lib.planner.calibrate` with the time of a typical step. Paste it where
 `cluster` is the Cluster of the run, and the planner's estimates are those of your machine.
@@ -34,10 +34,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import data
-from course_lib.mechanisms import hybrid
+from course_lib.mechanisms import hybrid, tensor_parallel
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.sharding import ShardedOptimizer
-from course_lib.mechanisms.state import load_training_state, training_state
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import ModelSpec, Plan
 from course_lib.scale_out import checkpoint
@@ -110,7 +109,7 @@ def train(rank: int, options: Options) -> list[float]:
     part = hybrid.ModelPart(build(options).to(device), mesh, schedule_of(options), options.sequence_parallel)
     optimizer = hybrid.make_optimizer(part, torch.optim.Adam, options.zero, lr=options.learning_rate)
     scaler = LossScaler(options.loss_scale) if options.precision == "fp16" else None
-    done, losses, seconds = resume(part, optimizer, scaler, options), [], []
+    done, losses, seconds = resume(optimizer, scaler, options), [], []
     problems, _ = data.train_test_split()
     minibatches = data.minibatches(problems, options.batch, options.seed)
     for step, batch in enumerate(itertools.islice(minibatches, done, options.steps), done + 1):
@@ -119,7 +118,7 @@ def train(rank: int, options: Options) -> list[float]:
         losses.append(hybrid.train_step(part, optimizer, inputs, targets, scaler, options.max_norm or None))
         seconds.append(time.perf_counter() - began)
         if is_due(step, options):
-            checkpoint.save(state_of(part, optimizer, scaler), options.checkpoints, step)
+            checkpoint.save(state_of(part, optimizer, scaler, options), options.checkpoints, step)
     if rank == 0 and len(seconds) > WARM_UP:
         print(calibration(part, options, seconds[WARM_UP:]))
     return losses
@@ -162,20 +161,41 @@ def schedule_of(options: Options) -> Schedule:
     return SCHEDULES[options.schedule](stages, options.micro_batches)
 
 
-def state_of(part: hybrid.ModelPart, optimizer: ShardedOptimizer, scaler: LossScaler | None) -> dict[str, Tensor]:
-    """The content of a checkpoint: the state of the training, from all ranks, and of the loss scale."""
-    scale = {} if scaler is None else scaler.state_dict()
-    numbers = {f"scaler.{name}": torch.tensor(value, dtype=torch.float64) for name, value in scale.items()}
-    return training_state(part, optimizer, part.mesh) | numbers
+def state_of(
+    part: hybrid.ModelPart, optimizer: ShardedOptimizer, scaler: LossScaler | None, options: Options
+) -> dict[str, Tensor]:
+    """The content of a checkpoint: the whole model, and what belongs to this rank, its shards of the optimizer."""
+    model = tensor_parallel.full_state(part, part.mesh.group("tp"))
+    own = {
+        "layout": layout_of(options),
+        "optimizer": optimizer.state_dict(),
+        "scaler": None if scaler is None else scaler.state_dict(),
+    }
+    return {f"model.{name}": tensor for name, tensor in model.items()} | {checkpoint.own_name(): checkpoint.packed(own)}
 
 
-def resume(part: hybrid.ModelPart, optimizer: ShardedOptimizer, scaler: LossScaler | None, options: Options) -> int:
-    """Go on from the newest checkpoint; return its step, 0 if there is none."""
+def layout_of(options: Options) -> str:
+    """How a training lies on the ranks, which has to be the same when it goes on."""
+    names = ("pp", "tp", "schedule", "zero")
+    return f"{dist.get_world_size()} ranks, " + ", ".join(f"{name}={getattr(options, name)}" for name in names)
+
+
+def resume(optimizer: ShardedOptimizer, scaler: LossScaler | None, options: Options) -> int:
+    """Go on from the newest checkpoint; return its step, 0 if there is none.
+
+    Raises CheckpointError if the ranks did something else when it was saved.
+    """
     step, state = checkpoint.load(options.checkpoints, build(options)) if options.checkpoints else (0, {})
     if step:
-        load_training_state(part, optimizer, state, part.mesh)
+        own = checkpoint.unpacked(state[checkpoint.own_name()])
+        if own["layout"] != layout_of(options):
+            raise checkpoint.CheckpointError(
+                f"the checkpoint of step {step} is from {own['layout']}, and this run has {layout_of(options)}; "
+                "go on with the same, or load its model and begin anew"
+            )
+        optimizer.load_state_dict(own["optimizer"])
         if scaler is not None:
-            scaler.load_state_dict({name: state[f"scaler.{name}"].item() for name in scaler.state_dict()})
+            scaler.load_state_dict(own["scaler"])
     return step
 
 

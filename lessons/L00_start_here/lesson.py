@@ -24,8 +24,8 @@ def hello(rank):
 run = launch(hello, world_size=4)
 
 # %% [markdown]
-# `launch` started four processes, and each of them called `hello` once. Such a process is called a **rank**, and so
-# is its number, which it gets as the first argument. How many there are is the **world size**.
+# `launch` started four processes, and each of them called `hello` once. Such a process is called a **rank**, and so is
+# its number, which it gets as the first argument. The number of ranks is the **world size**.
 #
 # *Before you run the next cell, decide:* every rank adds its number to the list `diary`. What does `diary` hold here,
 # in the notebook, afterwards?
@@ -46,7 +46,7 @@ print("processes:", len({os.getpid(), *(pid for _, pid in run.results)}))
 
 # %% [markdown]
 # It is still empty. The four ranks and the notebook are five processes, each with a memory of its own, and each rank
-# wrote into its own copy of the list. Nothing is shared, so **whatever one rank should know of another has to be
+# wrote into its own copy of the list. Nothing is shared, so **whatever one rank needs to know about another has to be
 # sent**. What a rank returns does come back to you, in `run.results`, by rank.
 #
 # ## A message
@@ -151,7 +151,7 @@ launch(swap, world_size=2)
 # after a moment: the first line says who waited for whom, and the table shows each rank's state and the line it was at.
 #
 # No mistake is a dead end in this course. A rank that crashes or disappears is reported in the same way, and one that
-# computes without end is stopped at a time limit. Your notebook keeps its variables, and the next cell works:
+# computes forever is stopped at a time limit. Your notebook keeps its variables, and the next cell works:
 
 # %%
 def swap(rank):
@@ -182,9 +182,9 @@ launch(swap, world_size=2).results
 # - **[Its exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb)**: build it yourself, with a check
 #   that runs your code on real ranks.
 #
-# Have you forgotten a word? The [glossary](glossary.md) has a sentence for each, and the lesson that explains it.
+# Have you forgotten a word? The [glossary](glossary.md) says what each word means, and which lesson explains it.
 #
-# Three things to keep: a rank is a process with a number and a memory of its own; ranks know of each other only what
+# Three things to keep: a rank is a process with a number and a memory of its own; ranks know about each other only what
 # is sent; and whoever needs all the others waits for the slowest.
 #
 # **Next:** [one machine is not enough](01_one_machine_is_not_enough.ipynb): why anybody goes to this trouble.

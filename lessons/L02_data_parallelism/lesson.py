@@ -28,7 +28,7 @@ print(len(problems), "sums to learn from, and", len(unseen), "to test with, neve
 #
 # ### Question: what does each worker get?
 #
-# Choose an answer and commit to it. Then it is run, whichever it is, and you see what comes of it. Try the wrong ones
+# Choose an answer and commit to it. Then it is run, whichever it is, and you see what happens. Try the wrong ones
 # as well: not all of them fail. *Other numbers* asks the same of another case.
 
 # %%
@@ -98,7 +98,7 @@ gantt(run.timeline, title="Four forward passes at the same time")
 Card("Q1")
 
 # %% [markdown]
-# *Predict:* and how exactly is the one gradient made of four? Is it their sum, their mean, or is any of them enough?
+# *Predict:* how exactly do four gradients make one? Is it their sum, their mean, or is any of them enough?
 #
 # First the gradient we are after, computed by one process, here in the notebook:
 
@@ -309,8 +309,8 @@ gantt(last, title="One training step of four ranks")
 
 # %% [markdown]
 # Forward, backward, then the gradients travel, then everyone updates its weights. If you see ranks that wait, that is
-# your computer: four processes share its cores, some come late, and an all-reduce ends for nobody before the last has
-# come.
+# your computer: four processes share its cores, some come late, and an all-reduce ends for nobody until the last one
+# has arrived.
 #
 # **What does it cost?** The timeline also knows how much each rank sends:
 
@@ -381,7 +381,7 @@ for n in (1, 4):
     print(f"on {n}:", *(f"{held:,} bytes" for held in launch(bytes_held, n).results))
 
 # %% [markdown]
-# Nothing: a replica is a whole model. Data parallelism makes training faster, it does not make a model fit. (What
+# Nothing: a replica is a whole model. Data parallelism makes training faster; it does not make a model fit. (What
 # shrinks are the activations, since a share has fewer samples.)
 #
 # ## 4. The order of things
@@ -422,10 +422,10 @@ for step in (1, 5, 20, 80):
     print(f"after step {step:2} the replicas are {apart:.3f} apart")
 
 # %% [markdown]
-# They do not: the longer they train, the further they are apart.
+# They do not: the longer they train, the further apart they are.
 #
-# In an order that is right, `split`, `forward`, `backward`, `all_reduce`, `update` leave no choice. `clear` may also
-# come first, second or third: what matters is that it lies between an update and the next backward pass.
+# In a correct order, `split`, `forward`, `backward`, `all_reduce`, `update` leave no choice. `clear` may also come
+# first, second or third: what matters is that it lies between an update and the next backward pass.
 #
 # ## 5. Four times as fast?
 #
@@ -520,12 +520,12 @@ per_second = 8 * weak[0].makespan / weak[-1].makespan
 # %% [markdown]
 # {{per_second:.1f}} times. Thousands of devices are used like this. But it is another training, with 8 times the
 # samples in each step. Is such a step worth 8 steps? The gradient of a minibatch is an estimate of the gradient of all
-# data. As long as it is rough, twice the samples nearly save half of the steps; once it is good, more samples save next
+# data. As long as it is rough, twice the samples save nearly half of the steps; once it is good, more samples save next
 # to nothing. In between lies the **critical batch size**.
 #
-# One can estimate it from what the ranks have anyway: how large gradients of small shares are, and how large their mean
-# is. From the two follow the size of the true gradient and that of the noise around it, and their ratio, in samples, is
-# the **noise scale** (McCandlish et al. 2018, appendix A). *Predict:* is it larger before the training or after it?
+# One can estimate it from what the ranks have anyway: how large the gradients of small shares are, and how large their
+# mean is. From these two follow the size of the true gradient and that of the noise around it. Their ratio, in samples,
+# is the **noise scale** (McCandlish et al. 2018, appendix A). *Predict:* is it larger before the training or after it?
 
 # %%
 def noise_scale(model, n=16):
@@ -579,8 +579,8 @@ def faster(samples, link):
 # <details><summary>What you should see</summary>
 #
 # 1. A larger batch, by far. With {{large}} samples in place of {{usual}}, eight ranks are {{faster(large, 2):.1f}}
-#    times as fast as one, and not {{faster(usual, 2):.1f}} times. Overlap can hide little here, since the link is busy
-#    for longer than the ranks compute.
+#    times as fast as one, rather than {{faster(usual, 2):.1f}} times. Overlap can hide little here, since the link is
+#    busy for longer than the ranks compute.
 # 2. With overlap, the first buckets are on their way while the backward pass goes on. With four ranks, {{usual}}
 #    samples and a link of {{link}} MB/s, a step takes {{step_time(4, usual, link, True):duration}} in place of
 #    {{step_time(4, usual, link, False):duration}}. But each bucket goes around the ring by itself and pays for its own
@@ -637,8 +637,8 @@ for samples in (512, 10):
 # and samples 0 and 1 count twice. (With `drop_last=True` it leaves two out instead.) And if you give the ranks shares
 # of 3, 3, 2 and 2, as in section 2? `DistributedDataParallel` averages over *ranks*, so that is the plain mean again.
 #
-# A rank with little memory can take its share in portions and add up their gradients. Then `no_sync` keeps the ranks
-# from averaging after each of them:
+# A rank with little memory can take its share in portions and add up their gradients. This is called
+# **gradient accumulation**, and `no_sync` keeps the ranks from averaging after each portion:
 
 # %%
 from contextlib import nullcontext

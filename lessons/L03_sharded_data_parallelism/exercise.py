@@ -272,10 +272,10 @@ sharded.idle
 #
 # | you build | minutes | difficulty |
 # |---|---|---|
-# | a linear layer of which each rank holds one piece | 25 | ★★★ |
+# | a linear layer with one piece on each rank | 25 | ★★★ |
 #
 # Now the parameters are cut, too. A rank holds its piece of a weight, and nobody can compute with that. So the layer is
-# gathered when it is needed, used, and given up again, forward and backward:
+# gathered when it is needed, used, and freed again, forward and backward:
 #
 #     forward      gather the weight     y = x @ weight.T         give it up
 #     backward     gather it again       dx = dy @ weight         give it up

@@ -6,7 +6,7 @@
 #
 # | | you build | minutes | difficulty | points |
 # |---|---|---|---|---|
-# | 1 | `split_layers`: stages, the dearest of which is as cheap as can be | 20 | ★★☆ | 3 |
+# | 1 | `split_layers`: stages, the most expensive as cheap as possible | 20 | ★★☆ | 3 |
 # | 2 | `forward_and_backward`: a step of one rank among its neighbors | 25 | ★★★ | 5 |
 # | 3 | `who_holds_what`: the bytes of each rank | 20 | ★★☆ | 4 |
 #
@@ -37,15 +37,15 @@ from lessons.L04_layerwise_model_parallelism import checks
 #     layers            0    1    2    3    4    5
 #     costs             2    2    3    3    4    8
 #
-#     by number       [ 2    2 ][ 3    3 ][ 4    8 ]     the dearest stage costs 12
-#     by cost         [ 2    2    3 ][ 3    4 ][ 8 ]     the dearest stage costs  8
+#     by number       [ 2    2 ][ 3    3 ][ 4    8 ]     the largest stage costs 12
+#     by cost         [ 2    2    3 ][ 3    4 ][ 8 ]     the largest stage costs  8
 #
-# Costs can be bytes: then the dearest stage decides whether the model fits. They can be seconds: then all the others
-# wait for it.
+# Costs can be bytes: then the most expensive stage decides whether the model fits. They can be seconds: then all the
+# others wait for it.
 
 # %% nbgrader={"grade_id": "split_layers", "solution": true}
 def split_layers(costs, n_stages):
-    """Cut a list of layers so that the dearest stage is as cheap as can be.
+    """Cut a list of layers so that the most expensive stage is as cheap as possible.
 
     costs: what each layer costs, a list of whole numbers above 0.
     n_stages: from 1 to the number of layers.
@@ -95,9 +95,9 @@ cut = checks.split_layers(split_layers)
 cut.points(3)
 
 # %% [markdown]
-# The price is that of your split of ten layers, a cheap embedding in front and a dear head at the end. Four ranks have
-# sent eight micro-batches through it, on the emulated clock, each rank as slow as its stage. (This is a pipeline, as in
-# the next lesson, because there the dearest stage matters most.)
+# The price is that of your split of ten layers, a cheap embedding in front and an expensive head at the end. Four ranks
+# have sent eight micro-batches through it, on the emulated clock, each rank as slow as its stage. (This is a pipeline,
+# as in the next lesson, because there the most expensive stage matters most.)
 #
 # Trying all splits is fine for ten layers. For 96 layers in 16 stages there are far too many:
 
@@ -211,9 +211,9 @@ step.points(5)
 # Two messages are the least for a rank in the middle: hidden states to the right, a gradient to the left. The best
 # possible idle time is just as clear: of four ranks, one is busy. No way of writing this function changes that.
 #
-# In the course it is [`LayerWise`](../../course_lib/mechanisms/layerwise.py). It also sends shape and dtype along, so
-# that nobody has to know a `width`, and adds up the gradients of a parameter that lies on two ranks, such as a head
-# that is tied to the embedding. PyTorch's is `torch.distributed.pipelining`, in `stage.py`.
+# In the course it is [`LayerWise`](../../course_lib/mechanisms/layerwise.py). It also finds out which shape and dtype
+# arrive, so that nobody has to know a `width`, and adds up the gradients of a parameter that is on two ranks, such as a
+# head that is tied to the embedding. PyTorch's is `torch.distributed.pipelining`, in `stage.py`.
 
 # %%
 step.idle

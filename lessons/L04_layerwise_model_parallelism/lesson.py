@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Layer-wise model parallelism
 #
-# **What you do:** cut a model between its layers, train it on four processes none of which keeps more than its part,
+# **What you do:** cut a model between its layers, train it on four processes, each of which keeps only its own part,
 # and find out what that costs.<br>
 # **Time:** 35 minutes.<br>
 # **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
@@ -28,12 +28,12 @@ print(dict(Counter(type(block).__name__ for block in TinyGPT(config).blocks)))
 split_layers(10, n_stages=4)
 
 # %% [markdown]
-# Every block on one rank, in order, and no stage more than one block larger than another. Order matters: what one
+# Every block is on one rank, in order, and no stage is more than one block larger than another. Order matters: what one
 # block outputs is what the next one takes in, so consecutive blocks should be neighbors.
 #
 # ### Question: layers in order, and memory
 #
-# Choose an answer and commit to it. Whichever it is, it is tried, and you see what comes of it.
+# Choose an answer and commit to it. Whichever you choose is tried, and you see what happens.
 
 # %%
 from lessons import Card
@@ -102,7 +102,7 @@ print("together what one holds:", sum(parts) == alone)
 # back to that.
 #
 # One thing here is a convenience: every rank builds the *whole* model first, and keeps its part. A model that fits on
-# no device is built otherwise. On PyTorch's `meta` device a tensor has a shape and no numbers, so the whole model costs
+# no device is built differently. On PyTorch's `meta` device a tensor has a shape but no data, so the whole model costs
 # nothing there; then each rank makes room for its own stage, and reads its weights from a file:
 
 # %%
@@ -186,10 +186,10 @@ gantt(four, compare=alone, title="A training step", names=("on four ranks", "on 
 
 # %% [markdown]
 # Not at all, it takes exactly as long. The first rank computes and hands over, then the second, and so on to the last
-# and all the way back. Of four devices three wait. (This is **emulated**, as in the last lesson: a device takes
+# and all the way back. Three of the four devices wait. (This is **emulated**, as in the last lesson: a device takes
 # {{pace.device["forward"]:duration}} for a block forward, and {{pace.device["backward"]:duration}} backward. Embedding
-# and head are charged like a layer, to keep the stages about equal; really an embedding computes next to nothing, and a
-# head as much as its vocabulary is large.)
+# and head are charged like a layer, to keep the stages about equal; in reality an embedding computes next to nothing,
+# and a head computes more the larger its vocabulary is.)
 
 # %%
 print(f"one rank {1000 * alone.makespan:.1f} ms, four ranks {1000 * four.makespan:.1f} ms")
@@ -197,8 +197,8 @@ for rank in range(4):
     print(f"rank {rank} computes for {four.busy(rank) / four.makespan:.0%} of the time")
 
 # %% [markdown]
-# Why can they not work at the same time? A layer needs the output of the one before it, for the same samples; and
-# on the way back the gradient of the one after it. With $p$ equal stages of $t$ seconds each, a step takes
+# Why can they not work at the same time? A layer needs the output of the one before it, for the same samples; and on
+# the way back it needs the gradient of the one after it. With $p$ equal stages of $t$ seconds each, a step takes
 #
 # $$T \;=\; p \cdot t \qquad\text{and every device is busy for}\qquad \frac{t}{T} \;=\; \frac{1}{p}$$
 #
@@ -222,8 +222,8 @@ for block, size in zip(blocks, sizes, strict=True):
 
 # %% [markdown]
 # Head and embedding are {{round(sizes[0] / sizes[1]):in_words}} times as large as a layer. A cut by number does not
-# look at that. But `split_layers` also takes `costs`, of any kind, and makes the most expensive stage as cheap as can
-# be:
+# look at that. But `split_layers` also takes `costs`, of any kind, and makes the most expensive stage as cheap as
+# possible:
 
 # %%
 for name, costs in {"by number": None, "by bytes": sizes}.items():
@@ -277,15 +277,14 @@ LayerWiseExplorer()
 #    be cut inside.
 # </details>
 #
-# A cut between layers cannot make a stage smaller than its largest block. (The head of the largest GPT-3
-# has {{head[0]:.1f}} times the parameters of a layer, that of Llama 3.2
-# with a billion {{head[1]:.1f}} times.) To go on you have to cut *inside* a layer,
-# and that is [tensor parallelism](06_tensor_parallelism.ipynb).
+# A cut between layers cannot make a stage smaller than its largest block. (The head of the largest GPT-3 has
+# {{head[0]:.1f}} times the parameters of a layer, and that of Llama 3.2 with a billion parameters {{head[1]:.1f}}
+# times.) To go on you have to cut *inside* a layer, and that is [tensor parallelism](06_tensor_parallelism.ipynb).
 #
 # ## 5. A case
 #
-# Answer in a few sentences, as you would to a colleague. Then a run shows you how it is, and you compare with a good
-# answer, point by point.
+# Answer in a few sentences, as you would to a colleague. Then a run shows you what happens, and you compare your answer
+# with a good one, point by point.
 
 # %%
 Card("why_partition")
@@ -333,7 +332,7 @@ print("equal to the last bit:", all(torch.equal(theirs[name], one[name]) for nam
 #
 # ## What you know now
 #
-# - Consecutive layers lie on consecutive ranks. Each holds its own weights, gradients, optimizer state and activations,
+# - Consecutive layers are on consecutive ranks. Each holds its own weights, gradients, optimizer state and activations,
 #   and together they hold everything once.
 # - Activations travel forward, gradients of the same size back. Nothing else does.
 # - It is the training of one process, to the last bit.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Pipeline parallelism, by hand
 #
-# The layers of a model lie on several ranks, and a minibatch flows through them in pieces. You write down who does what
+# The layers of a model are on several ranks, and a minibatch flows through them in pieces. You write down who does what
 # and when, let ranks do it, and find out how long they are idle and how large the pieces should be.
 #
 # | | you build | minutes | difficulty | points |
@@ -208,7 +208,7 @@ in_turn.points(4)
 #
 # PyTorch's `ScheduleInterleaved1F1B` makes the same lists. The course's
 # [`interleaved_1f1b`](../../course_lib/schedules.py) also takes a number of micro-batches that the ranks do not divide:
-# its groups are then as equal as can be.
+# its groups are then as equal as possible.
 
 # %%
 print(as_text(Schedule([interleaved_actions(rank, 2, 2, 4) for rank in range(2)])))

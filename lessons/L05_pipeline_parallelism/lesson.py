@@ -8,7 +8,7 @@
 #
 # ## 1. One works, three wait
 #
-# The layers of a model lie on four devices in a row. A minibatch goes forward from the first to the last, and its
+# The layers of a model are on four devices in a row. A minibatch goes forward from the first to the last, and its
 # gradients come back. At any moment one device works and three wait. Here `step` runs one training step on real ranks,
 # by a schedule that you name, and `gantt` draws what each of them did:
 
@@ -75,7 +75,7 @@ pace = Pace({"forward": 0.04, "backward": 0.08}, link=Link(latency=0.03))
 play(pipeline_step(SCHEDULES["gpipe"](4, 4), pace), title="With slow links")
 
 # %% [markdown]
-# Here is the same as text, if a forward and a backward pass took equally long. Each column is one turn; F2 is the
+# Here is the same as text, as if a forward and a backward pass took equally long. Each column is one turn; F2 is the
 # forward pass of micro-batch 2, B2 its backward pass.
 
 # %%
@@ -195,8 +195,8 @@ print(f"for comparison, the gradients of all parameters: {sum(g.nbytes for g in 
 #
 # ## 4. What has to be held
 #
-# The backward pass of a micro-batch needs the activations of its forward pass. Until it has come, they have to be
-# held. *Predict:* with 8 micro-batches, how many does rank 0 hold at most? And rank 3?
+# The backward pass of a micro-batch needs the activations of its forward pass. Until then, they have to be held.
+# *Predict:* with 8 micro-batches, how many does rank 0 hold at most? And rank 3?
 
 # %%
 from course_lib.figures import in_flight
@@ -249,7 +249,7 @@ for name in ("gpipe", "1f1b"):
 #
 # There is another way to hold little: forget the activations inside a stage, keep its input alone, and compute forward
 # a second time when the gradient comes back. This is **activation checkpointing**, or recomputation. GPipe's authors
-# used it, which is why all $m$ micro-batches fitted. *Predict:* what does it leave of either schedule's bytes?
+# used it, which is why all $m$ micro-batches did fit. *Predict:* what does it leave of either schedule's bytes?
 
 # %%
 from torch.utils.checkpoint import checkpoint
@@ -412,8 +412,8 @@ def slower(name):
 # ## 6. How small is too small?
 #
 # So far small micro-batches cost nothing. Then thousands would be best, and nobody does that. Each one has a fixed
-# cost, however small it is: the computation has to be started, and a message to be sent. And a device that is made for
-# large matrices computes small ones badly. Say a stage takes $h + c\,b$ seconds for a micro-batch of $b$
+# cost, however small it is: the computation has to be started, and a message has to be sent. And a device that is made
+# for large matrices is inefficient at small ones. Say a stage takes $h + c\,b$ seconds for a micro-batch of $b$
 # samples. A minibatch of $B$ samples has $m = B/b$ of them, so a step takes
 #
 # $$T(b) \;=\; \Bigl(\frac{B}{b} + p - 1\Bigr)\,(h + c\,b)
@@ -437,10 +437,11 @@ for b in (1, 2, 4, 8, 16, 32):
 print(f"best size by the formula: {(B * h / ((p - 1) * c)) ** 0.5:.1f} samples")
 
 # %% [markdown]
-# By the formula, as many times too small is as bad as too large: one sample is about five times too small, and 32 are
-# six times too large. They take {{seconds(1):duration}} and {{seconds(32):duration}}, where {{seconds(4):duration}} are
-# possible. What decides between them is what the formula leaves out: a real device computes small matrices slowly, so
-# that $c$ is larger for small $b$; and 1F1B holds up to $p$ micro-batches, so large ones need more room.
+# By the formula, too small by some factor is as bad as too large by the same factor: one sample is about five times too
+# small, and 32 are six times too large. They take {{seconds(1):duration}} and {{seconds(32):duration}}, where
+# {{seconds(4):duration}} are possible. What decides between them is what the formula leaves out: a real device computes
+# small matrices slowly, so that $c$ is larger for small $b$; and 1F1B holds up to $p$ micro-batches, so large ones need
+# more room.
 #
 # Each move runs the size
 # you chose on real ranks, and then the other sizes one by one. The model and the minibatch stay the same, so with more
@@ -478,8 +479,8 @@ def formula(stages, overhead=h):
 #
 # ## 7. Four cases
 #
-# Answer in a few sentences, as you would to a colleague. Then a run shows you how it is, and you compare with a good
-# answer, point by point.
+# Answer in a few sentences, as you would to a colleague. Then a run shows you what happens, and you compare your answer
+# with a good one, point by point.
 
 # %%
 Card("pipeline_efficiency")
@@ -497,7 +498,7 @@ Card("tune_a_pipeline")
 # ## 8. The same in PyTorch
 #
 # In `torch.distributed.pipelining` a stage and a schedule are two things, too. These are the real ones, on our ranks,
-# with the model of section 3. They take only so many of its samples that four micro-batches are equal:
+# with the model of section 3. They take only as many of its samples as make four equal micro-batches:
 
 # %%
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -534,8 +535,8 @@ for name, schedule in {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}.items():
 #   rounding.
 # - Filling and draining leave a bubble of $(p-1)/(m+p-1)$: more micro-batches make it smaller, more stages larger.
 # - GPipe and 1F1B have the same bubble. GPipe holds all $m$ micro-batches, 1F1B at most $p$.
-# - Interleaving and zero-bubble schedules make the bubble smaller, for more messages or more memory. They cure no
-#   uneven cut.
+# - Interleaving and zero-bubble schedules make the bubble smaller, for more messages or more memory. They do not cure
+#   an uneven cut.
 # - The size of a micro-batch has an optimum: overhead grows below it, idle time and memory above.
 # - All wait for the slowest stage, in every turn.
 #
@@ -543,8 +544,8 @@ for name, schedule in {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}.items():
 #
 # - **The stages are uneven.** The formula counts turns of equal length. An embedding, an output layer or a sequence
 #   length that varies makes one of them longer, and that one sets the pace.
-# - **The minibatch is small.** There are never more micro-batches than samples, and training sets a limit to the
-#   minibatch. With 64 stages and 64 samples the bubble is half of the time.
+# - **The minibatch is small.** There are never more micro-batches than samples, and training limits the minibatch. With
+#   64 stages and 64 samples the bubble is half of the time.
 # - **Messages are slow.** GPipe hides them: with eight micro-batches on four stages, messages of a tenth of a forward
 #   pass make its step {{slower("gpipe"):percent}} longer, filling and draining. In 1F1B a rank soon needs what its
 #   neighbor has just sent, so every message delays somebody, and it is {{slower("1f1b"):percent}}. (With

@@ -6,8 +6,8 @@
 #
 # | | you build | minutes | difficulty | points |
 # |---|---|---|---|---|
-# | 1 | `column_parallel`: a layer of which each rank has some outputs | 15 | ★★☆ | 2 |
-# | 2 | `row_parallel`: a layer of which each rank has some inputs | 15 | ★★☆ | 2 |
+# | 1 | `column_parallel`: a layer with some of its outputs on each rank | 15 | ★★☆ | 2 |
+# | 2 | `row_parallel`: a layer with some of its inputs on each rank | 15 | ★★☆ | 2 |
 # | 3 | `cut_heads`: what a rank holds of an attention layer | 20 | ★★☆ | 3 |
 # | 4 | `cross_entropy`: the loss, from a share of the logits | 30 | ★★★ | 4 |
 #
@@ -33,7 +33,7 @@ from lessons.L06_tensor_parallelism import checks
 #
 # | you build | minutes | difficulty |
 # |---|---|---|
-# | a linear layer of which each rank has some outputs, forward and backward | 15 | ★★☆ |
+# | a linear layer with some of its outputs on each rank, forward and backward | 15 | ★★☆ |
 #
 # Every rank holds all of x, and some of the layer's outputs. (They are columns in the formula $y = xA$. PyTorch
 # stores the weight as [outputs, inputs], so there they are rows of `weight`.)
@@ -46,7 +46,7 @@ from lessons.L06_tensor_parallelism import checks
 #
 # PyTorch finds the gradients on the way back, but it does not know of other ranks. So you need a place where one
 # thing happens forward, and another one backward. `conjugate(x, forward, backward)` is such a place: it returns
-# `forward(x)`, and when the gradient comes back, `backward(gradient)` goes on to x. For example, this puts out x as it
+# `forward(x)`, and when the gradient comes back, `backward(gradient)` goes on to x. For example, this outputs x as it
 # is, and doubles the gradient:
 
 # %%
@@ -121,9 +121,9 @@ checks.column_parallel(column_parallel).points(2)
 #
 # | you build | minutes | difficulty |
 # |---|---|---|
-# | a linear layer of which each rank has some inputs, forward and backward | 15 | ★★☆ |
+# | a linear layer with some of its inputs on each rank, forward and backward | 15 | ★★☆ |
 #
-# The next layer of an MLP takes what the first one has put out, and that lies on different ranks: each has some of the
+# The next layer of an MLP takes what the first one has output, and that is on different ranks: each has some of the
 # inputs. So this layer is cut the other way.
 #
 #     rank 0    x_0 ---- weight_0 ---->  a partial sum of y \
@@ -220,7 +220,7 @@ def cut_heads(qkv, bias, out, heads):
     qkv, bias: the weight [3 * hidden, hidden] and the bias [3 * hidden] that make queries,
         keys and values, in this order. hidden = heads * width, and a head's rows lie side by side.
     out: the weight [hidden, hidden] of the layer after the heads. Its inputs, which
-        are its columns, are the numbers that the heads put out, head after head.
+        are its columns, are the numbers that the heads output, head after head.
     heads: how many there are; at least as many as ranks. All arguments are the same on all ranks.
 
     Returns this rank's rows of qkv and of bias, with queries, keys and values in this order,
@@ -268,11 +268,11 @@ checks = grading.of("lessons.L06_tensor_parallelism.checks")
 checks.cut_heads(cut_heads).points(3)
 
 # %% [markdown]
-# Cutting sends nothing. The check runs attention with your shares on each rank, adds up what all ranks put out, and
+# Cutting sends nothing. The check runs attention with your shares on each rank, adds up what all ranks output, and
 # compares that with the whole layer. The bytes are those of the share and of that attention.
 #
 # Megatron-LM avoids the three places: it orders the rows of qkv by heads, so that a plain cut gives whole heads. Where
-# queries, keys and values lie one after the other, a plain cut runs just as well, puts out numbers of the right shape,
+# queries, keys and values lie one after the other, a plain cut runs just as well, outputs numbers of the right shape,
 # and is wrong. PyTorch's `ColwiseParallel` cuts like this: it knows nothing of heads. This course's
 # [`parallelize`](../../course_lib/mechanisms/tensor_parallel/transformer.py) keeps three layers, and cuts each of them.
 # It refuses a number of heads that the ranks do not divide: all would wait for those with one more.

@@ -9,7 +9,7 @@
 # | 1 | `update_scale`: who skips a step, and which loss scale comes next | 20 | ★★☆ | 3 |
 # | 2 | `master_step`: an update too small for 16 bits | 10 | ★☆☆ | 2 |
 # | 3 | `sum_gradients`: long sums and large ones, sent in 16 bits | 20 | ★★☆ | 3 |
-# | 4 | `unscale_and_clip`: the norm of what lies on all ranks | 20 | ★★☆ | 3 |
+# | 4 | `unscale_and_clip`: the norm over all ranks | 20 | ★★☆ | 3 |
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
 # one thing at a time. Once nothing is wrong, it tells you what your solution costs, beside the best possible. Nothing

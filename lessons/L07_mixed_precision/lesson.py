@@ -296,7 +296,7 @@ of_16_bits, of_32_bits = memory.recipe(Plan()), memory.recipe(Plan(fp32_gradient
 # ## 4. All of it, on four ranks
 #
 # Now the whole recipe of today: a model in bfloat16, gradients averaged in bfloat16, and master weights. *Predict:* how
-# many bytes does each of four ranks send in two hundred steps, compared with float32? And how far does it learn?
+# many bytes does each of four ranks send in two hundred steps, compared with float32? And how well does it learn?
 
 # %%
 from course_lib.mechanisms import batches
@@ -326,16 +326,16 @@ print("as far as float32:", abs(in_16 / in_32 - 1) < 0.1)
 # %% [markdown]
 # Half the bytes, and it learns as well. (What is not halved are the few bytes that count samples.) But do not expect it
 # to be faster here: a small model waits for Python most of the time, your CPU does with 16 bits what you have measured
-# in section 1, and ranks in one computer have no slow cable between them. The gain in time is one of GPUs.
+# in section 1, and ranks in one computer have no slow cable between them. On GPUs it saves time, too.
 #
 # ## 5. float16, and its narrow range
 #
 # GPUs older than the A100 have circuits for float16 alone. It has more digits than bfloat16, but everything below
 # $2^{-25}$ is zero, and the gradients of single activations are small numbers: a token's part in the loss is divided by
-# the number of tokens. How small, depends on *whose* tokens. In DistributedDataParallel each rank divides by its own,
-# and the mean over ranks is taken after the backward pass. torchtitan, which trains in bfloat16, divides before the
-# backward pass, by the tokens of the whole minibatch, `global_valid_tokens` in its `trainer.py`, as ranks may have
-# different numbers of them.
+# the number of tokens. How small depends on *whose* tokens these are. In DistributedDataParallel each rank divides by
+# its own, and the mean over ranks is taken after the backward pass. torchtitan, which trains in bfloat16, divides
+# before the backward pass, by the tokens of the whole minibatch, `global_valid_tokens` in its `trainer.py`, as ranks
+# may have different numbers of them.
 
 # %% tags=["build-only"]
 (_, targets), MICRO_BATCHES = next(data.minibatches(problems, 64)), 2**16
@@ -366,7 +366,7 @@ for words, divide_by in (("its own tokens", 1), ("the tokens of the minibatch", 
 
 # %% [markdown]
 # Here is how large the numbers of the second gradient are in float32, and what float16 would make of them. In its own
-# backward pass it loses even more: what vanishes in the last layer is missing in all layers before it.
+# backward pass it loses even more: what vanishes in the last layer is missing from all layers before it.
 
 # %% tags=["nbval-ignore-output"]
 from lessons.L07_mixed_precision.figure import number_range
@@ -409,11 +409,11 @@ for name in list(curves)[1:]:
     print(f"{name:27}: {'as far as float32' if abs(share - 1) < 0.05 else 'nowhere' if share < 0.05 else share}")
 
 # %% [markdown]
-# So a loss scale is not always needed: divided by its own tokens, our model trains in float16 as in float32. That is
-# how it is elsewhere, too. Micikevicius et al. (2018) needed none for their image classifiers. Their object detector
-# diverged without one: its activation gradients between $2^{-27}$ and $2^{-24}$ mattered, the smaller ones did not, and
-# a scale of 8 was enough (section 3.2 and figure 3). Their large language model diverged late, after 300,000 steps, and
-# needed a scale of 128. Nobody knows it beforehand. So in float16 one always scales, and lets the scale find its size.
+# So a loss scale is not always needed: divided by its own tokens, our model trains in float16 as in float32. The same
+# is true elsewhere. Micikevicius et al. (2018) needed none for their image classifiers. Their object detector diverged
+# without one: its activation gradients between $2^{-27}$ and $2^{-24}$ mattered, the smaller ones did not, and a scale
+# of 8 was enough (section 3.2 and figure 3). Their large language model diverged late, after 300,000 steps, and needed
+# a scale of 128. Nobody knows beforehand. So in float16 one always scales, and lets the scale find its size.
 #
 # ### How large a scale?
 #
@@ -536,7 +536,7 @@ for name, low in formats.items():
 
 # %% [markdown]
 # An outlier takes the range away from all that share its scale. In FP8 there is enough of it for a factor of a hundred,
-# and not for a hundred thousand. In FP4 nothing is left at all. In blocks the outlier harms only its own block.
+# but not for a hundred thousand. In FP4 nothing is left at all. In blocks the outlier harms only its own block.
 #
 # Does it matter for learning? Our model is too small to grow outliers of its own, so it gets a channel a hundred times
 # as large as the others, whose readers have weights a hundred times smaller: the same function. Inputs and outputs of
@@ -613,10 +613,10 @@ for lr in (1e-3, 1e-4, 1e-5):
     print(f"learning rate {lr:7}: {moved_in(MXFP8, lr):5.1%} of the weights move in MXFP8")
 
 # %% [markdown]
-# A short run of a small model proves little here, and it errs on the kind side. Fishman et al. (2025) saw FP8 with a
-# scale for each tensor fail only after 200 billion tokens, when the outliers had grown. Su et al. (2025) trained about
-# a thousand models in MX formats, and saw sudden instabilities, above all in the larger ones. So look at what those who
-# trained large models have kept higher:
+# A short run of a small model proves little here, and it errs on the optimistic side. Fishman et al. (2025) saw FP8
+# with a scale for each tensor fail only after 200 billion tokens, when the outliers had grown. Su et al. (2025) trained
+# about a thousand models in MX formats, and saw sudden instabilities, above all in the larger ones. So look at what
+# those who trained large models have kept in higher precision:
 #
 # - **DeepSeek-V3** (Liu et al. 2024, section 3.3) multiplies E4M3, gradients included, with a scale for each 1 x 128
 #   activations and each 128 x 128 weights. Embedding, head, norms, attention, and the choice of experts stay in 16 bits
@@ -641,9 +641,9 @@ print(f"nearest: {rounded(many, E2M1).mean():.1f}, stochastic: {rounded(many, E2
 #
 # ## 8. Three cases
 #
-# Answer in a few sentences, as you would to a colleague. Then a run shows you how it is, and you compare with a good
-# answer, point by point. The last two ask for what you know of
-# [pipelines](05_pipeline_parallelism.ipynb) and of [data parallelism](02_data_parallelism.ipynb) as well.
+# Answer in a few sentences, as you would to a colleague. Then a run shows you what happens, and you compare your answer
+# with a good one, point by point. The last two also ask for what you know about
+# [pipelines](05_pipeline_parallelism.ipynb) and [data parallelism](02_data_parallelism.ipynb).
 
 # %%
 Card("why_mixed_precision")

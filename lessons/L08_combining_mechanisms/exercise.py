@@ -86,7 +86,7 @@ def mesh_groups(rank, dp, pp, tp):
 # </details>
 # <details><summary>Hint 4: without digits</summary>
 #
-# `torch.arange(dp * pp * tp).view(dp, pp, tp)` is the whole block. Look for the rank in it, and take what lies on the
+# `torch.arange(dp * pp * tp).view(dp, pp, tp)` is the whole block. Look for the rank in it, and take what is on the
 # three lines through its place.
 # </details>
 
@@ -114,7 +114,7 @@ checks.mesh_groups(mesh_groups).points(2)
 # | the norm of the whole model's gradient, known to all ranks | 20 | ★★☆ |
 #
 # To clip a gradient, all ranks need its norm: the root of the sum of all squares, over the whole model. Each rank has
-# a part of it. Some numbers are nowhere else, others lie on several ranks:
+# a part of it. Some numbers are nowhere else, others are on several ranks:
 #
 #                        copies on             who holds what, on a mesh of 2 x 1 x 2
 #     a cut matrix       dp                    rank 0: left    1: right    2: left    3: right

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Scenario 2: a call in the night
 #
-# **What you do:** find out why a training job misbehaves, with measurements that cost time, and mend it.<br>
+# **What you do:** find out why a training job misbehaves, with measurements that cost time, and fix it.<br>
 # **Time:** 25 minutes.<br>
 # **You need:** the lessons on [data parallelism](../02_data_parallelism.ipynb) and
 # [mixed precision](../07_mixed_precision.ipynb).

@@ -79,7 +79,7 @@ Card("S4_page")
 # %% [markdown]
 # <details><summary>When your policy runs for all twelve: what there is to see</summary>
 #
-# - **A default that stops is cheaper than one that is slow.** The first is mended within an hour. Tensor ranks over a
+# - **A default that stops is cheaper than one that is slow.** The first is fixed within an hour. Tensor ranks over a
 #   whole node run nearly everywhere, and cost a small model on a slow bus three quarters of its time.
 # - **The cheapest change first.** Sharing out the optimizer's state costs next to nothing. Computing again what takes
 #   little time comes next. Cutting matrices and layers comes last, and no further than needed.

@@ -21,16 +21,16 @@ from tests.lessons.test_every_number import NAMES, RANKS
 RIGHT: dict[str, tuple[str, tuple[int, ...]]] = {
     "Q5": ("c", (0, 1)),
     "Q4": ("b", (0, 2)),
-    "Q1": ("c", (0, 1)),
+    "Q1": ("a", (0, 1)),
     "Q3": ("b", (0, 1, 2, 3, 4)),
     "enough_stage": ("c", (0,)),
     "stage_3_sends": ("c", (0, 1)),
     "Q6": ("b", (0, 1)),
-    "Q7": ("c", (0,)),
+    "Q7": ("a", (0,)),
     "Q11": ("d", (1,)),
-    "Q10": ("c", (0, 3)),
+    "Q10": ("d", (0, 3)),
     "which_cut": ("c", (0, 1)),
-    "one_overflow": ("c", (0,)),
+    "one_overflow": ("b", (0,)),
     "Q9": ("d", (0,)),
     "which_axis_across": ("c", (0,)),
     "more_replicas": ("c", (0,)),
@@ -39,7 +39,7 @@ RIGHT: dict[str, tuple[str, tuple[int, ...]]] = {
 # The text that a run must give with the lesson's numbers, for each option, or for an open case.
 SAID = {
     "Q4": ["whose piece is not the whole model", "every sample once", "every sample 8 times", "not the whole model"],
-    "Q1": ["are different from each other", "another training", "same training, up to rounding", "another training"],
+    "Q1": ["same training, up to rounding", "are different from each other", "another training", "another training"],
     "Q3": ["speed-up gets worse", "most of what was lost comes back", "little changes", "the same, and it fitted"],
     "enough_stage": [
         "3.08 MiB",
@@ -49,10 +49,10 @@ SAID = {
     ],
     "Q6": ["still holds 1.6 MB", "1.6 MB on each of 4", "6.4 MB on each of 4", "3.2 MB on each of 4"],
     # 4 turns of 30 and 60 ms, and 3 messages of 2 ms each way.
-    "Q7": [f"saves {12 / (4 * 90 + 12):.0%}", "800 kB", f"idle for {1 - 90 / (4 * 90 + 12):.0%}", "90, 90, 90, 90."],
-    "Q10": [f"MB4. What you said, it does {when}." for when in ("later", "earlier", "just then", "later", "earlier")],
+    "Q7": [f"idle for {1 - 90 / (4 * 90 + 12):.0%}", f"saves {12 / (4 * 90 + 12):.0%}", "800 kB", "90, 90, 90, 90."],
+    "Q10": [f"MB4. What you said, it does {when}." for when in ("later", "earlier", "earlier", "just then", "later")],
     "which_cut": [f"sends {sent} bytes, and the numbers are" for sent in ("110,592", "92,160", "24,576", "92,160")],
-    "one_overflow": ["others.", "others, and some of them are NaN.", "the same, up to rounding.", "others."],
+    "one_overflow": ["others.", "the same, up to rounding.", "others, and some of them are NaN.", "others."],
     "which_axis_across": [
         "hardly costs",
         "hardly costs",

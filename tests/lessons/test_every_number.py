@@ -181,7 +181,7 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
         ),
     },
     "Q11": {
-        "units of twice the speed": lambda: (
+        "everything at twice the speed": lambda: (
             pipelines.STRATEGIES["faster"] == pipelines.Strategy(speed=2 * pipelines.Strategy().speed)
         ),
         "a batch of twice the size": lambda: (

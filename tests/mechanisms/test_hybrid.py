@@ -11,6 +11,7 @@ allows that, for each step, relative to the largest number in the tensor. Copies
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Sequence
@@ -19,20 +20,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib import data, launch, mechanisms
-from course_lib.mechanisms.hybrid import (
-    Mesh,
-    ModelPart,
-    make_optimizer,
-    train_step,
-)
+from course_lib import data, launch
+from course_lib.mechanisms import tensor_parallel
+from course_lib.mechanisms.hybrid import Mesh, ModelPart, make_optimizer, train_step
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.mechanisms.tensor_parallel import placements
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.scale_out import checkpoint
 from course_lib.schedules import SCHEDULES
 from tests.mechanisms.training import OPTIMIZERS, State, differ_by_at_most, equal, minibatch
 
@@ -121,16 +118,19 @@ def train_all(rank: int, cases: list[Case], steps: int) -> list[Any]:
         losses = [train_step(part, optimizer, *padded(special, s), max_norm=max_norm_of(special)) for s in range(steps)]
         where = placements(part)
         places = {name: mesh.rank("tp") if where[name].is_sharded else None for name in where}
-        outcomes.append(
-            (losses, full_state(part, optimizer), {(name, places[name]): t for name, t in part.state_dict().items()})
-        )
+        outcomes.append((losses, full_state(part), {(name, places[name]): t for name, t in part.state_dict().items()}))
     return outcomes
 
 
-def full_state(part: ModelPart, optimizer: Any) -> State:
+def full_state(part: ModelPart) -> State:
     """The state_dict of the whole model."""
-    whole = mechanisms.state.training_state(part, optimizer, part.mesh)
-    return {name.removeprefix("model."): tensor for name, tensor in whole.items() if name.startswith("model.")}
+    return of_all_stages(part, tensor_parallel.full_state(part, part.mesh.group("tp")))
+
+
+def of_all_stages(part: ModelPart, own: State) -> State:
+    held: list[Any] = [None] * part.mesh.size("pp")
+    dist.all_gather_object(held, own, group=part.mesh.group("pp"))
+    return {name: tensor for state in held for name, tensor in state.items()}
 
 
 def padded(special: str, step: int) -> tuple[Tensor, Tensor]:
@@ -174,46 +174,26 @@ def test_training_is_that_of_one_process(cases: list[Case], steps: int) -> None:
 # State
 
 
-def continue_elsewhere(rank: int, folder: str) -> list[State]:
-    """A step on one mesh; then the second on the same ranks, going on or begun anew, and on two other meshes."""
-    special = "tied Adam frozen clip"
-    first = make_part(Mesh(2, 2, 2), "1f1b", F64, special + " zero")
-    optimizer = optimize(first, special + " zero")
+def go_on_and_begin_anew(rank: int) -> list[State]:
+    """A step; then the second one with the same part and optimizer, and with others that have loaded their states."""
+    special = "tied Adam frozen clip zero"
+    first = make_part(Mesh(2, 2, 2), "1f1b", F64, special)
+    optimizer = optimize(first, special)
     train_step(first, optimizer, *minibatch(0, SAMPLES), max_norm=max_norm_of(special))
-    before = mechanisms.state.training_state(first, optimizer, first.mesh)
-    checkpoint.save(before, folder, 1)
-    states = [before]
-    for part, zero in (
-        (first, " zero"),
-        (make_part(first.mesh, "1f1b", F64, special, seed=rank + 9), " zero"),
-        (make_part(Mesh(1, 2, 4), "dualpipev", F64, special + " sequence"), ""),
-        (make_part(Mesh(4, 2, 1), "zb_h1", F64, special), " zero"),
-    ):
-        if part is not first:
-            optimizer = optimize(part, special + zero)
-            mechanisms.state.load_training_state(part, optimizer, before, part.mesh)
-        train_step(part, optimizer, *minibatch(1, SAMPLES), max_norm=max_norm_of(special))
-        states.append(mechanisms.state.training_state(part, optimizer, part.mesh))
-    return states
+    anew = make_part(first.mesh, "1f1b", F64, special, seed=rank + 9)
+    anew_optimizer = optimize(anew, special)
+    anew.load_state_dict(first.state_dict())
+    anew_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for part, its_optimizer in ((first, optimizer), (anew, anew_optimizer)):
+        train_step(part, its_optimizer, *minibatch(1, SAMPLES), max_norm=max_norm_of(special))
+    return [full_state(first), full_state(anew)]
 
 
-def test_a_state_fits_the_same_mesh_bit_for_bit_and_every_other_one_and_one_process(tmp_path: Any) -> None:
-    before, same, resumed, *elsewhere = launch(continue_elsewhere, 8, (str(tmp_path),), device="cpu").results[0]
-    special = "tied Adam frozen clip"
-    model, optimizer, _ = alone(special, F64)
-    equal(resumed, same)
-    for state in (same, *elsewhere):
-        close(state, dict(mechanisms.state.training_state(model, optimizer)))
-    equal(launch(resume_alone, 1, (str(tmp_path), special), device="cpu").results[0], before)
-
-
-def resume_alone(rank: int, folder: str, special: str) -> State:
-    plain, (kind, settings) = build(special, F64, seed=5), optimizer_of(special)
-    optimizer = kind(plain.parameters(), **settings)
-    step, whole = checkpoint.load(folder, plain)
-    assert step == 1
-    mechanisms.state.load_training_state(plain, optimizer, whole)
-    return dict(mechanisms.state.training_state(plain, optimizer))
+def test_who_begins_anew_with_a_state_goes_on_bit_for_bit() -> None:
+    model, *_ = alone("tied Adam frozen clip", F64)
+    for gone_on, anew in launch(go_on_and_begin_anew, 8, device="cpu").results:
+        equal(anew, gone_on)
+        close(gone_on, model.state_dict())
 
 
 # Mixed precision
@@ -251,10 +231,14 @@ def train_in(mesh: Mesh, dtype: torch.dtype, scale: float) -> State:
     optimizer = optimize(part, "zero")
     for step in range(STEPS):
         train_step(part, optimizer, *minibatch(step, SAMPLES), scaler=scaler, max_norm=0.1)
-    state = mechanisms.state.training_state(part, optimizer, part.mesh)
-    for name in [name for name in state if name.startswith("model.")]:
-        assert torch.equal(state[name], state[f"optimizer.{name[6:]}.master"].to(dtype))
-    return {name: state[f"optimizer.{name}.master"] for name, _ in build("tied", dtype).named_parameters()}
+    where, group, state, masters = placements(part), mesh.group("tp"), {}, dict[Tensor, Tensor]()
+    for bucket in optimizer._buckets:
+        masters |= zip(bucket.parameters, bucket.gather(), strict=True)
+    for name, parameter in part.named_parameters(remove_duplicate=False):
+        assert torch.equal(parameter, masters[parameter].to(dtype))
+        state[name] = where[name].gather(masters[parameter], group)
+    whole = of_all_stages(part, state)
+    return {name: whole[name] for name, _ in build("tied", dtype).named_parameters()}
 
 
 def distance(state: State, reference: State) -> float:
@@ -298,8 +282,8 @@ def many_micro_batches(rank: int, m: int) -> State:
 
 
 def test_micro_batches_are_added_up_in_32_bits() -> None:
-    """A running sum in bfloat16 would stop at 256 times the addend. One bit is allowed for a logit that rounds up here
-    and down there."""
+    """A running sum in bfloat16 would stop at 256 micro-batches. One bit is allowed for a logit that rounds up here and
+    down there."""
     m = 300
     model = one_layer()
     inputs, targets = (tokens[:1] for tokens in minibatch(0, SAMPLES))
@@ -320,9 +304,9 @@ def overflow_on_one(rank: int) -> list[tuple[float, bool]]:
         parameter.register_hook(lambda gradient: gradient * math.inf if step == 1 else gradient)
     outcome = []
     for step in range(3):
-        before = full_state(part, optimizer)
+        before = full_state(part)
         train_step(part, optimizer, *minibatch(step, SAMPLES), scaler=scaler, max_norm=0.1)
-        after = full_state(part, optimizer)
+        after = full_state(part)
         outcome.append((scaler.scale_factor, any(not torch.equal(after[name], before[name]) for name in after)))
     return outcome
 

@@ -52,13 +52,14 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "half of it for each of two ranks, a quarter for each of four": ARITHMETIC,
         "a 32-bit number keeps about seven digits": FORMATS,
         "with 8 times the samples in each step": ARITHMETIC,
-        "twice the samples nearly save half of the steps": "McCandlish et al. 2018, section 2.2",
+        "twice the samples save nearly half of the steps": "McCandlish et al. 2018, section 2.2",
     },
     "sharded_data_parallelism": {
         "Play the ring all-reduce, and stop half way.": "a task",
     },
     "layerwise_model_parallelism": {
-        "The head of the largest GPT-3 has {{head[0]:.1f}} times the parameters of a layer, that of Llama 3.2": "names",
+        "The head of the largest GPT-3": "a name",
+        "and that of Llama 3.2 with a billion": "a name",
     },
     "pipeline_parallelism": {
         "Give the last rank a third more to do, as an output layer": "a task",

@@ -2,7 +2,7 @@
 
 Two linear layers with something between them that works on each hidden unit alone need one communication. The first
 is cut by columns (its outputs), so a rank has some of the units, whole; the second by rows (its inputs), so what a
-rank puts out is a partial sum of the result:
+rank outputs is a partial sum of the result:
 
                     columns              rows
     rank 0   x --f--  A_0  -- gelu --    B_0  --g-- y        y  =  gelu(x A_0) B_0  +  gelu(x A_1) B_1

@@ -33,7 +33,7 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
     """Turn a TinyGPT, or a stage of its blocks, into its tensor-parallel twin, in place, and return it.
 
     Every rank gives the whole model; the weights of the group's first rank count. The twin takes the same tokens on all
-    ranks and puts out this rank's share of the logits, [batch, sequence, vocab / ranks]. Names stay as they are, what
+    ranks and outputs this rank's share of the logits, [batch, sequence, vocab / ranks]. Names stay as they are, what
     was tied is tied, what was frozen is frozen; make optimizers afterwards. A step is
 
         loss = vocab_parallel_cross_entropy(model(tokens), targets, vocab, group)

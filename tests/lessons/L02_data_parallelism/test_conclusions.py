@@ -10,6 +10,7 @@ from course_lib import Link, Pace, data, launch
 from course_lib.classroom.runs import training_step
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.collectives import ring_all_reduce
+from course_lib.mechanisms.data_parallel import average_gradients
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import Cluster, Plan, estimate
 from course_lib.planner.models import GPT3
@@ -32,6 +33,23 @@ def off(rank: int) -> float:
     total = gradient(inputs, targets) * len(inputs)
     dist.all_reduce(total)
     return float((total / 23 - gradient(*minibatch)).abs().max())
+
+
+def trained(rank: int) -> torch.Tensor:
+    """The weights after three steps of SGD with momentum, with averaged gradients."""
+    model = TinyGPT(OTHER, seed=5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for samples in (15, 20, 30):
+        optimizer.zero_grad()
+        inputs, targets = batches.split(data.fixed_examples(samples), dist.get_world_size())[rank]
+        data.answer_loss(model(inputs), targets).backward()
+        average_gradients(model)
+        optimizer.step()
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+def are_equal(replicas: list[torch.Tensor]) -> bool:
+    return all(torch.equal(replica, replicas[0]) for replica in replicas)
 
 
 def ring(rank: int) -> None:
@@ -57,6 +75,11 @@ CONCLUSIONS = [
         "The mean of the gradients, weighted by the shares, is the gradient of the minibatch, up to rounding.",
         "another model, 23 samples on five ranks, 64 bits",
         lambda: max(launch(off, 5).results) < 1e-12,
+    ),
+    Conclusion(
+        "One all-reduce in each step, after the backward pass and before the update, keeps the replicas equal.",
+        "another model and optimizer, five ranks",
+        lambda: are_equal(launch(trained, 5).results),
     ),
     Conclusion(
         "Each rank sends $2(N-1)/N$ times the size of the gradients in every step: less than twice, however many ranks "

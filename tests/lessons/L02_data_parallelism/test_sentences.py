@@ -97,7 +97,7 @@ PROOFS: Proofs = {
         == 10 - 2
     ),
     "`DistributedDataParallel` averages over *ranks*, so that is the plain mean again.": is_the_plain_mean,
-    "`no_sync` keeps the ranks from averaging after each of them": lambda: shows(
+    "`no_sync` keeps the ranks from averaging after each portion": lambda: shows(
         "launch(in_portions", "four portions      the same, up to rounding", "all-reduces: 1\n"
     ),
     "A parameter that takes no part in the loss is an error in the next step": lambda: all(
@@ -120,7 +120,7 @@ PROOFS: Proofs = {
     ),
     ": less than twice": lambda: all(times == 2 * (n - 1) / n < 2 for n, times in times_the_gradients().items()),
     "Nothing: a replica is a whole model.": lambda: held() == [held()[0], 4 * held()[0]] and held()[0][0] > 0,
-    "the longer they train, the further they are apart": lambda: (
+    "the longer they train, the further apart they are": lambda: (
         (apart := [numbers("follow, 4", f"after step {n:2} ")[1] for n in (1, 5, 20, 80)]) == sorted(apart)
         and apart[0] < apart[-1]
     ),

@@ -19,11 +19,12 @@ NAME = "layerwise_model_parallelism"
 OTHER = GPTConfig(layers=5, hidden=48, heads=3, sequence=8, vocab=31)
 
 
-def gradients(rank: int) -> dict[str, torch.Tensor]:
+def gradients(rank: int, passes: int = 1) -> dict[str, torch.Tensor]:
     inputs, targets = data.fixed_examples(7)
     chain = LayerWise(TinyGPT(OTHER, seed=3, dtype=torch.float64).blocks)
-    output = chain(inputs)
-    chain.backward(None if output is None else data.answer_loss(output, targets))
+    for _ in range(passes):
+        output = chain(inputs)
+        chain.backward(None if output is None else data.answer_loss(output, targets))
     return {name: weight.grad for name, weight in chain.named_parameters() if weight.grad is not None}
 
 
@@ -36,6 +37,12 @@ def has_the_bits_of_one_process() -> bool:
     return all(torch.equal(own[name], gradient) for name, gradient in alone.items())
 
 
+def sent_in_a_pass() -> list[int]:
+    """Bytes that each of three ranks sends forward and back, without what is sent once at the start."""
+    once, twice = (launch(gradients, 3, args=(passes,)).timeline for passes in (1, 2))
+    return [twice.bytes_sent(rank) - once.bytes_sent(rank) for rank in range(3)]
+
+
 def by_devices(pp: int) -> tuple[float, float]:
     """Seconds of a step, messages left out, and bytes of weights on the fullest device."""
     plan = Plan(1, pp=pp, schedule="naive", micro_batch=8)
@@ -44,6 +51,20 @@ def by_devices(pp: int) -> tuple[float, float]:
 
 
 CONCLUSIONS = [
+    Conclusion(
+        "Each holds its own weights, gradients, optimizer state and activations, and together they hold everything "
+        "once.",
+        "another model, three ranks",
+        lambda: (
+            sorted(name for own in launch(gradients, 3).results for name in own)
+            == sorted(name for name, _ in TinyGPT(OTHER).named_parameters())
+        ),
+    ),
+    Conclusion(
+        "Activations travel forward, gradients of the same size back. Nothing else does.",
+        "another model, seven samples, three ranks, 64 bits",
+        lambda: sent_in_a_pass() == [7 * 8 * 48 * 8 * borders for borders in (1, 2, 1)],
+    ),
     Conclusion(
         "It is the training of one process, to the last bit.",
         "another model, seven samples, three ranks, 64 bits",

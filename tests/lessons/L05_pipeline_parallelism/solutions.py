@@ -240,7 +240,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         by_the_formula=("The samples cannot be divided by this", found, formula),
         twice_as_many=("2 times too large", found, f"2 * {found}"),
         in_a_list=("not even of the right type", found, f"[{found}]"),
-        the_longest=("as small as can be", found, "max(fitting, key=seconds)"),
+        the_longest=("as small as possible", found, "max(fitting, key=seconds)"),
     ),
 }
 

@@ -127,8 +127,8 @@ PROOFS: Proofs = {
         makespan(4, 8, "interleaved_1f1b", 2) - makespan(4, 8, "interleaved_1f1b", 0),
         makespan(4, 8, "gpipe", 2) - makespan(4, 8, "gpipe", 0),
     ),
-    "By the formula, as many times too small is as bad as too large: one sample is about five times too small, and 32 "
-    "are six times too large.": lambda: (
+    "By the formula, too small by some factor is as bad as too large by the same factor: one sample is about five "
+    "times too small, and 32 are six times too large.": lambda: (
         4.5 < numbers("best size by the formula", "best size")[0] < 5.5 and 32 / 5.3 > 5.9
     ),
     "so there is a best size in between, at": lambda: seconds(1) > min(map(seconds, SIZES)) < seconds(32),

@@ -99,6 +99,14 @@ CONCLUSIONS = [
         lambda: fall(FP16) == pytest.approx(fall(FP32), rel=0.05),
     ),
     Conclusion(
+        "bfloat16 has the range of float32 and needs no loss scaling.",
+        "a deeper model whose loss is divided by 131,072; Kalamkar et al. 2019 trained without one",
+        lambda: (
+            torch.finfo(BF16).tiny == torch.finfo(FP32).tiny
+            and fall(BF16, ALL_TOKENS) == pytest.approx(fall(FP32), rel=0.05)
+        ),
+    ),
+    Conclusion(
         "whether it needs scaling depends on the model and on what its loss is divided by.",
         "a deeper model, and twice as many micro-batches of half the size",
         lambda: (

@@ -35,7 +35,7 @@ class Signals(NamedTuple):
     loss: float
 
     def __str__(self) -> str:
-        loss = f"a loss of {number(self.loss)}" if isfinite(self.loss) else "a loss that is no number"
+        loss = f"a loss of {number(self.loss)}" if isfinite(self.loss) else "a loss that is not finite"
         return f"{self.samples_per_second:.0f} samples a second (emulated), {loss} at the end (measured)"
 
 
@@ -154,7 +154,7 @@ def _updates(job: Job) -> Reading:
 
 
 def _written(value: float, how: str) -> str:
-    return format(value, how) if isfinite(value) else "no number"
+    return format(value, how) if isfinite(value) else "not finite"
 
 
 INSTRUMENTS: dict[str, Instrument] = {
