@@ -516,13 +516,18 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def source_table() -> str:
-    """Mean errors and coverage by stack."""
-    lines = [f"{'stack':24} {'rows':>4} {'left out':>9} {'inside':>7} {'one row':>8} {'inside':>7}"]
-    for stack, rows in steps().items():
-        out, one = ([found for found in all_ if stack_of(found.row) == stack] for all_ in (left_out(), after_one_row()))
-        shown = [f"{summary(found).mean:.1%}   {coverage(found):4.0%}" for found in (out, one) if found]
-        lines.append(f"{' on '.join(stack):24} {len(rows):4}      " + "     ".join(shown))
+def source_table(out: list[Comparison], one: list[Comparison], flops: list[Comparison]) -> str:
+    """Errors by stack, and of all: left out, after one row with the worst, and by FLOPs and a constant beside them."""
+    lines = [f"{'stack':24} rows  left out  inside  one row  inside   worst   FLOPs"]
+    for stack in (*dict.fromkeys(stack_of(found.row) for found in out), None):
+        kinds = ([found for found in kind if stack in (None, stack_of(found.row))] for kind in (out, one, flops))
+        apart, known, naively = kinds
+        line = (" on ".join(stack) if stack else "all").ljust(24)
+        line += f" {len(apart):4} {summary(apart).mean:9.1%} {coverage(apart):7.0%}"
+        if known:
+            after = summary(known)
+            line += f" {after.mean:8.1%} {coverage(known):7.0%} {after.worst:7.1%} {summary(naively).mean:7.1%}"
+        lines.append(line)
     return "\n".join(lines)
 
 

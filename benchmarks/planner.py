@@ -24,8 +24,13 @@ BATCH = 1536
 
 def main() -> None:
     """Print every published figure beside the planner's, the errors as a whole, and times with their targets."""
-    parts = _published.table(), _published.figure_table(), _published.source_table(), _published.report()
-    print(*parts, _mixtures.table(), _mixtures.report(), sep="\n\n", end="\n\n")
+    print(_published.table(), _published.figure_table(), _mixtures.table(), sep="\n\n", end="\n\n")
+    found = [(module.left_out(), module.after_one_row(), module.naive()) for module in (_published, _mixtures)]
+    for title, kind in zip(("dense models", "mixtures of experts"), found, strict=True):
+        print(f"{title}\n{_published.source_table(*kind)}\n")
+    everything = [dense + mixed for dense, mixed in zip(*found, strict=True)]
+    print(f"both\n{_published.source_table(*everything).splitlines()[-1]}\n")
+    print(_published.report(), _mixtures.report(), sep="\n\n", end="\n\n")
     torch.set_num_threads(1)
     actions = sum(map(len, SCHEDULE.actions))
     report(f"{actions:,} actions of 1f1b on {RANKS} ranks", lambda: simulate(SCHEDULE, 1.0, 2.0))

@@ -9,7 +9,9 @@
                                            explain.py         the binding constraint in words
                                            calibrate.py       a measured step: your machine in place of a typical one
 
-`search` estimates every legal plan. `python3 course.py bench planner` holds all of it against what was published.
+`search` estimates every legal plan; printed, it shows the few that could be the fastest and the measurement that would
+decide (alternatives.py). Time and memory are intervals, and `why` says whether a step is extrapolated.
+`python3 course.py bench planner` holds all of it against what was published.
 """
 
 from course_lib.planner.calibrate import calibrate

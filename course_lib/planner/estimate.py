@@ -116,9 +116,9 @@ class Estimate:
 
     @property
     def why(self) -> str:
-        """Two or three sentences that name the binding constraint and what would loosen it."""
-        parts = self.step_time.parts
-        return explain.why(self.model, self.plan, self.global_batch, self.memory, self.capacity, parts)
+        """The binding constraint, what would loosen it, and whether steps like this one were published, in words."""
+        parts, evidence = self.step_time.parts, explain.evidence(self.model, self.plan, self.cluster)
+        return f"{explain.why(self.model, self.plan, self.global_batch, self.memory, self.capacity, parts)} {evidence}"
 
     @property
     def bubble(self) -> float:

@@ -37,19 +37,28 @@ def why(
 
 
 def interval(model: ModelSpec, plan: Plan, low: float, high: float, cluster: Cluster) -> str:
-    """The range of 90% of runs, its origin, and what of this step none of those behind it had, if anything."""
-    said = f"90% of such steps take {_seconds(low)} to {_seconds(high)}, by {cluster.spread_from}."
+    """The range of 90% of runs, its origin, and whether it is extrapolated."""
+    range_of = f"90% of such steps take {in_seconds(low)} to {in_seconds(high)}"
+    return f"{range_of}, by {cluster.spread_from}. {evidence(model, plan, cluster)}"
+
+
+def evidence(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    """Whether steps like this one were published or measured on this machine, or what none of them had."""
+    known = "published or measured" if cluster.measured else "published"
     new = list(_extrapolated(model, plan, cluster))
     if new:
-        return f"{said} None of those had {' or '.join(new)}: measure before you rely on it."
-    return f"{said} Some of those had its precision, size and number of devices." if cluster.spec.stacks else said
+        return f"It is extrapolated: no step was {known} with {' or '.join(new)}. Measure before you rely on it."
+    return f"It is inside what is known: steps of its precision, size and number of devices were {known}."
 
 
 def _extrapolated(model: ModelSpec, plan: Plan, cluster: Cluster) -> Iterator[str]:
     """What this step has and none of the published and measured steps behind its interval."""
     known, measured = cluster.spec, [step.plan for step in cluster.measured]
-    used = model.active_parameters
-    sizes = [*known.sizes, *(step.model.active_parameters for step in cluster.measured)] or [used]
+    used, mixed = model.active_parameters, bool(model.experts)
+    sizes = [step.model.active_parameters for step in cluster.measured if bool(step.model.experts) == mixed]
+    sizes += known.mixtures if mixed else known.sizes
+    if not sizes:
+        yield f"{cluster.device} and experts" if mixed else cluster.device
     largest = max((known.largest, *(one.devices for one in measured)))
     precisions = {*known.precisions, *(one.precision for one in measured)}
     if precisions and plan.precision not in precisions:
@@ -58,7 +67,7 @@ def _extrapolated(model: ModelSpec, plan: Plan, cluster: Cluster) -> Iterator[st
         yield f"schedule={plan.schedule!r}"
     if plan.devices > largest > 0:
         yield f"more than {largest:,} devices"
-    if not min(sizes) / SIMILAR <= used <= max(sizes) * SIMILAR:
+    if sizes and not min(sizes) / SIMILAR <= used <= max(sizes) * SIMILAR:
         yield f"{used / 1e9:.2g} billion parameters"
 
 
@@ -95,7 +104,7 @@ def _milder(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 def _time(seconds: Mapping[str, float]) -> str:
     total = sum(seconds.values())
-    useful = f"Of a step of {_seconds(total)}, {seconds['compute'] / total:.0%} is computing"
+    useful = f"Of a step of {in_seconds(total)}, {seconds['compute'] / total:.0%} is computing"
     losses = {name: lost for name, lost in seconds.items() if name in LOSSES and lost > 0}
     if not losses:
         return f"{useful}."
@@ -111,5 +120,5 @@ def _gib(n_bytes: float) -> str:
     return f"{n_bytes / GiB:.1f} GiB" if n_bytes >= 0.1 * GiB else f"{n_bytes / 2**20:.1f} MiB"
 
 
-def _seconds(seconds: float) -> str:
+def in_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

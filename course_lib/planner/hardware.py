@@ -65,6 +65,7 @@ class Device:
     element-wise kernels reach.  attention: fraction of the peak that a fused attention kernel reaches.
     stacks: how many published stacks of software on this device `matmul` was fitted to.  largest: devices of the
     largest of those runs.  precisions: that they computed in.  sizes: parameters of their smallest and largest model.
+    mixtures: active parameters of the smallest and largest mixture of experts that was published on it.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Device:
     largest: int = 0
     precisions: Sequence[str] = ()
     sizes: Sequence[float] = ()
+    mixtures: Sequence[float] = ()
 
 
 def _device(tflops: dict[str, float], **figures: Any) -> Device:
@@ -144,7 +146,7 @@ class Cluster:
         if self.measured:
             return f"{_counted(len(self.measured), 'measured step')} of this machine"
         if not self.spec.stacks:
-            return f"how far devices are apart, as no published step on {self.device} was found"
+            return "how far devices are apart"
         return f"published steps of {_counted(self.spec.stacks, 'stack')} of software on {self.device}"
 
     @cached_property

@@ -12,18 +12,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from course_lib.planner import alternatives
 from course_lib.planner.estimate import Estimate, unchecked_estimate
 from course_lib.planner.hardware import Cluster, half_width
 from course_lib.planner.memory import FITS, Fit
 from course_lib.planner.simulate import no_collection
 from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divides_evenly, divisors, expert_ranks, shares_heads
 
+MOST_TENSOR = 16  # ranks: no published run has more, most have 8, and beyond 16 models would repeat their key heads
 LEAST_POSITIONS = 8192  # positions of a context rank at least: shorter sequences are better divided in other ways
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Found:
     """The result of a search: `estimates` of every legal plan, the fastest first: of those that fit, then that may fit.
+
+    Printed, it shows the few plans worth choosing from, and the measurement that would decide.
 
     within: the share of a device's memory that a plan may need.
     """
@@ -39,6 +43,12 @@ class Found:
 
     def __getitem__(self, index: int) -> Estimate:
         return self.estimates[index]
+
+    def __repr__(self) -> str:
+        few, n = alternatives.few(self.shapes), len(self.tied)
+        said = f"The fastest plan that {_fit(self.best, self.within)} cannot be told apart from {n - 1} more"
+        said = f"{said}. Of {len(self.shapes)} shapes, the fastest each:" if n > 1 else "One plan is the fastest:"
+        return "\n".join([said, alternatives.table(few, self.within), alternatives.deciding(few)])
 
     @property
     def best(self) -> Estimate:
@@ -60,6 +70,11 @@ class Found:
         return sorted(alike, key=lambda found: found.plan.virtual_stages)
 
     @cached_property
+    def shapes(self) -> list[Estimate]:
+        """The fastest of each shape among those tied with the best, the fastest shape first."""
+        return alternatives.by_shape(self.tied)
+
+    @cached_property
     def pareto(self) -> list[Estimate]:
         """The Pareto front: plans that no other beats in both memory and time, from the fastest to the smallest."""
         front: list[Estimate] = []
@@ -74,10 +89,11 @@ def search(
 ) -> Found:
     """Estimate every legal plan, best first: ranked by the middle of their intervals.
 
-    It tries all tp within a node and over two, pp, cp that leaves a rank at least 8,192 positions, micro-batches, ZeRO
-    stages (3 without a pipeline, 2 without or with interleaving, as elsewhere they repeat their traffic for every
-    micro-batch), sequence parallelism, recomputation in all layers, 1f1b, zb_h1 and interleaving. With experts it tries
-    the three smallest ep that leave room for more than them, and shards the optimizer's state always.
+    It tries all tp within a node and over two, up to 16, pp, cp that leaves a rank at least 8,192 positions,
+    micro-batches that are powers of two, ZeRO stages (3 without a pipeline, 2 without or with interleaving, as
+    elsewhere they repeat their traffic for every micro-batch), sequence parallelism, recomputation in all layers, 1f1b,
+    zb_h1 and interleaving. With experts it tries the three smallest ep that leave room for more than them, and shards
+    the optimizer's state always.
 
     It computes in 16 bits, bf16 where the device has it.  within: the share of a device's memory that a plan may need.
     fp32_gradients: as for Plan. 16 bits are always faster, so the caller chooses, not the search.
@@ -125,7 +141,8 @@ def _expert_ranks(model: ModelSpec, cluster: Cluster, n_devices: int, pp: int) -
 
 def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Every dp, tp, pp, cp and micro-batch."""
-    for tp, cp in itertools.product(divisors(2 * cluster.devices_per_node), divisors(model.sequence)):
+    groups = [tp for tp in divisors(2 * cluster.devices_per_node) if tp <= MOST_TENSOR]
+    for tp, cp in itertools.product(groups, divisors(model.sequence)):
         too_short = cp > 1 and model.sequence // cp < LEAST_POSITIONS
         uneven = model.experts and model.sequence % (tp * cp)
         if too_short or uneven or cluster.devices % (tp * cp) or not shares_heads(model, tp) or model.mlp_width % tp:
@@ -133,7 +150,8 @@ def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterato
         for pp in divisors(cluster.devices // (tp * cp)):
             dp = cluster.devices // (tp * cp * pp)
             if pp <= model.layers and global_batch % dp == 0:
-                for micro_batch in divisors(global_batch // dp):
+                batch = global_batch // dp
+                for micro_batch in divisors(batch & -batch):  # all powers of two that divide it
                     yield dp, tp, pp, cp, micro_batch
 
 

@@ -58,6 +58,9 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # what was made grows old at once: each younger generation would search it
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

@@ -15,7 +15,7 @@ from course_lib.planner import Estimate, Plan, estimate, search
 from course_lib.planner.hardware import GiB
 from lessons.S05_memo.memo import CASE, NO_PLAN, PLAN, Brief, decided, demands, figures, one_node, read_section
 
-NEARLY = 0.9  # of the largest: parts that the planner cannot tell apart
+NEARLY = 0.85  # of the largest: parts that the planner cannot tell apart
 FIGURES = {"S5_memory": 0, "S5_pipeline": 1, "S5_precision": 0}  # the figure of each section
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import _published as published
 from course_lib.planner import DEVICES, Cluster, ModelSpec, Plan, calibrate, estimate
-from course_lib.planner.models import GPT3
+from course_lib.planner.models import GPT3, MIXTURES
 
 MODEL = ModelSpec(24, 2048, 16, 2048, 51200)
 CLUSTER = Cluster(nodes=4)
@@ -46,10 +46,10 @@ def test_the_fewer_stacks_of_software_were_published_the_wider_it_is() -> None:
 def test_an_interval_says_where_it_is_from_and_what_nothing_stands_behind() -> None:
     assert "published steps of" in estimate(MODEL, CLUSTER, PLAN, BATCH).interval
     unknown = estimate(MODEL, Cluster("H200-141GB", nodes=4), PLAN, BATCH).interval
-    assert "no published step on H200-141GB was found" in unknown
+    assert "by how far devices are apart. It is extrapolated: no step was published with H200-141GB. Measure" in unknown
     fp8 = Plan(dp=4, tp=2, pp=4, schedule="zb_h1", precision="fp8")
     said = estimate(MODEL, Cluster("H100-80GB", nodes=4), fp8, BATCH).interval
-    assert "None of those had schedule='zb_h1' or 1.3 billion parameters: measure before you rely on it." in said
+    assert "no step was published with schedule='zb_h1' or 1.3 billion parameters. Measure" in said
 
 
 def test_an_interval_says_whether_such_a_step_was_published() -> None:
@@ -57,23 +57,40 @@ def test_an_interval_says_whether_such_a_step_was_published() -> None:
     plan = Plan(dp=8, tp=8, precision="mxfp8", zero=3)
     inside = estimate(GPT3["175B"], Cluster("GB300-279GB", 1, 64), plan, BATCH).interval
     assert "by published steps of 1 stack of software on GB300-279GB." in inside
-    assert "Some of those had its precision, size and number of devices." in inside
+    assert "It is inside what is known: steps of its precision, size and number of devices were published." in inside
     for other, what in ((replace(plan, precision="bf16"), "precision='bf16'"), (Plan(64, 8, precision="fp8"), "more")):
         cluster = Cluster("GB300-279GB", other.dp // 8, 64)
-        assert f"None of those had {what}" in estimate(GPT3["175B"], cluster, other, BATCH).interval
+        assert f"no step was published with {what}" in estimate(GPT3["175B"], cluster, other, BATCH).interval
     small = estimate(MODEL, Cluster("GB300-279GB", 1, 64), plan, BATCH).interval
-    assert "None of those had 1.3 billion parameters: measure" in small
+    assert "no step was published with 1.3 billion parameters. Measure" in small
+
+
+def test_a_mixture_is_extrapolated_where_only_dense_models_were_published() -> None:
+    mixture, plan = MIXTURES["Qwen3 30B"], Plan(dp=16, ep=8, zero=1)
+    a100, h100 = (Cluster(name, nodes=2) for name in ("A100-80GB", "H100-80GB"))
+    assert "with A100-80GB and experts. Measure" in estimate(mixture, a100, plan, BATCH).why
+    assert "It is inside" in estimate(mixture, h100, plan, BATCH).why
 
 
 def test_what_was_measured_is_known() -> None:
     fast, plan = Cluster("H100-80GB", nodes=4), Plan(dp=4, tp=2, pp=4, schedule="zb_h1", precision="fp8")
     mine = calibrate(MODEL, fast, plan, BATCH, 1.1 * seconds(fast, plan))
-    assert "None of those" not in estimate(MODEL, mine, plan, BATCH).interval
-    other = estimate(MODEL, mine, replace(plan, schedule="gpipe"), BATCH).interval
-    assert "None of those had schedule='gpipe'" in other
+    assert "steps of its precision, size and number of devices were published or measured." in said(mine, plan)
+    assert "no step was published or measured with schedule='gpipe'" in said(mine, replace(plan, schedule="gpipe"))
     blackwell = Cluster("B200-180GB", nodes=2)
     mine = calibrate(MODEL, blackwell, Plan(dp=16), BATCH, 1.1 * seconds(blackwell, Plan(dp=16)))
-    assert "None of those" not in estimate(MODEL, mine, Plan(dp=16), BATCH).interval
+    assert "extrapolated" not in said(mine, Plan(dp=16))
+    new = Cluster("H200-141GB", nodes=2)
+    mine = calibrate(MODEL, new, Plan(dp=16), BATCH, 1.1 * seconds(new, Plan(dp=16)))
+    assert "extrapolated" not in said(mine, Plan(dp=16))
+
+
+def said(cluster: Cluster, plan: Plan) -> str:
+    """The end of an estimate's reasons, which are the end of its interval, too."""
+    found = estimate(MODEL, cluster, plan, BATCH)
+    evidence = found.interval.partition(". ")[2]
+    assert found.why.endswith(evidence)
+    return evidence
 
 
 def test_a_measured_step_comes_out_as_measured_and_the_interval_is_narrower() -> None:

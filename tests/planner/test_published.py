@@ -173,6 +173,13 @@ def test_the_catalogue_has_what_a_typical_published_stack_reaches(device: str) -
     assert DEVICES[device].sizes == pytest.approx([min(sizes), max(sizes)], rel=0.01)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_catalogue_has_the_sizes_of_the_mixtures_that_were_published(device: str) -> None:
+    rows = [row for row in published.rows_of("step time of a mixture") if row["cluster"]["device"] == device]
+    sizes = [published.model_of(row).active_parameters for row in rows]
+    assert DEVICES[device].mixtures == pytest.approx([min(sizes), max(sizes)] if sizes else [], rel=0.01)
+
+
 def test_sharding_everything_over_a_long_ring_is_as_slow_as_published() -> None:
     """Narayanan et al. 2021, table 2: 144, 88 and 44 TFLOP/s on 384, 768 and 1,536 devices, 1 : 0.61 : 0.31."""
     rows = [row for row in STEPS if row["id"].startswith("narayanan-zero3")]

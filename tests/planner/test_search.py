@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import pytest
@@ -93,6 +94,24 @@ def test_llama_3_with_131k_tokens_is_planned_with_context_parallelism() -> None:
     best = search(llama, Cluster("H100-80GB", nodes=128, between="RoCE 400"), 8, fp32_gradients=True).best
     assert best.plan.cp > 1
     assert best.plan.fp32_gradients
+
+
+def test_on_a_rack_tensor_groups_stay_as_small_as_anyone_has_them_and_micro_batches_are_powers_of_two() -> None:
+    """On 72 devices of one NVLink, a group could have 144."""
+    model = ModelSpec(6, 6144, 48, 1024, 50304)
+    plans = [one.plan for one in search(model, Cluster("GB200-186GB", devices_per_node=72), 36 * 12)]
+    assert {plan.tp for plan in plans} == {1, 2, 3, 4, 6, 8, 12}
+    assert {plan.micro_batch for plan in plans} == {1, 2, 4, 8, 16}
+
+
+def test_a_search_leaves_garbage_collection_as_it_was() -> None:
+    gc.disable()
+    search(MODEL, CLUSTER, BATCH)
+    assert not gc.isenabled()
+    gc.enable()
+    search(MODEL, CLUSTER, BATCH)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_share_of_memory_can_be_kept_free(found: Found) -> None:

@@ -46,8 +46,9 @@ class Target(NamedTuple):
 class PlanTask:
     """A task for a plan. words: the model.  now: the present plan, as in `plan_text`.
 
-    tokens: the least per second.  within: the share of a device's memory that a plan may need.  bubble: the largest
-        share of a step.  waiting: for each link, the largest share of a step in which a device waits for it.
+    tokens: the least per second.  within: the share of a device's memory that it may need, with any software.
+    bubble: the largest share of a step.  waiting: for each link, the largest share of a step in which a device waits
+        for it.
     changes: of the present plan, or of the plan and the cluster.  turns: what people often do, by name.
     old: the plan, or plan and cluster, before a refresh.
     """
@@ -58,7 +59,7 @@ class PlanTask:
     batch: int
     now: str
     tokens: int
-    within: float = 0.95
+    within: float = 1.0
     bubble: float = 1.0
     waiting: Mapping[str, float] = field(default_factory=dict)
     changes: Mapping[str, Change] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class PlanTask:
     @property
     def targets(self) -> list[Target]:
         found = [
-            Target("memory of the fullest device", lambda one: one.memory.total, self.room, memory_size),
+            Target("memory, with any software", lambda one: one.memory.high, self.room, memory_size),
             Target("tokens a second", lambda one: one.tokens_per_second, self.tokens, "{:,.0f}".format, is_least=True),
         ]
         if self.bubble < 1:
