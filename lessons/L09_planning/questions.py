@@ -117,9 +117,9 @@ CLOSE = {**FIRST, "others": Cluster("B200-180GB", 4, between="InfiniBand HDR")}
 def _others(offers: dict[str, Cluster]) -> dict[str, object]:
     """What the third offer is, and why it is not what its peak promises."""
     if offers is FIRST:
-        why = "each has a third of the memory and no NVLink: the model is cut finer, and its pieces talk over slower links."
+        why = "each has a third of the memory and no NVLink: the model is cut finer, over slower links."
         return {"others": "six times as many RTX 4090", "because": why}
-    why = "published steps on B200 use less of that peak than those on H100. These two cannot be told apart: measure both."
+    why = "published steps on B200 use less of that peak than on H100. These two cannot be told apart: measure both."
     return {"others": "half as many B200", "because": why}
 
 
