@@ -108,7 +108,7 @@ class Incident:
             "Memory of ranks 0 to 7 (modelled)": memory,
             "Last week's configuration": self.case.healthy.configuration,
             "Settings that were changed since": self._settings(),
-            "From the log": self._log(),
+            "From the log": sorted(Random(self.seed).sample(items(self._sections["log"].text), LINES)),
         }
         text = "\n\n".join(f"{what}:\n\n{bullets(lines)}" for what, lines in said.items())
         return Feedback(
@@ -121,9 +121,6 @@ class Incident:
         own = [items(said[key].text)[0] for key in [f"setting: {self.culprit}"] if key in said]
         lines = [*own, *random.sample(items(said["settings"].text), SETTINGS)][:SETTINGS]
         return random.sample(lines, SETTINGS)
-
-    def _log(self) -> list[str]:
-        return sorted(Random(self.seed).sample(items(self._sections["log"].text), LINES))
 
     def measure(self, name: str) -> Feedback:
         """Use an instrument; only the first use costs minutes.
