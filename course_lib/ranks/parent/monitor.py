@@ -131,9 +131,13 @@ class RunMonitor:
         for rank in {whose[end] for end in connection.wait(whose, timeout=_TICK)}:
             has_ended = workers[rank].process.exitcode is not None
             self._drain(rank)  # the messages that it sent before
-            if has_ended and self.outcomes[rank] is None:
-                self.exit_codes[rank] = workers[rank].process.exitcode
-                self._note_failure()
+            if has_ended:
+                self._note_death(rank)
+
+    def _note_death(self, rank: int) -> None:
+        if self.outcomes[rank] is None:
+            self.exit_codes[rank] = self.pool.workers[rank].process.exitcode
+            self._note_failure()
 
     def _drain(self, rank: int) -> None:
         line = self.pool.workers[rank].line
