@@ -140,7 +140,9 @@ class Estimate:
     @property
     def interval(self) -> str:
         """The interval in words: its origin, and whether published steps are like this one or it is extrapolated."""
-        return explain.interval(self.model, self.plan, self.step_time.low, self.step_time.high, self.cluster)
+        range_of = " to ".join(map(explain.in_seconds, (self.step_time.low, self.step_time.high)))
+        evidence = explain.evidence(self.model, self.plan, self.cluster)
+        return f"90% of such steps take {range_of}, by {self.cluster.spread_from}. {evidence}"
 
     @property
     def mfu(self) -> float:
