@@ -221,9 +221,8 @@ class Card:
     def _committed(self, answer: Any, before: str = "") -> None:
         self._answer = answer
         self.field.widget.disabled = True
-        self._say(
-            f"You have decided: {self.question.form.words(answer)}. Now run it, and see what comes of it. {before}"
-        )
+        words = self.question.form.words(answer)
+        self._say(f"You have decided: {words}. Now run it, and see what comes of it. {before}")
         self._go(RUN)
 
     def _run(self) -> None:

@@ -110,8 +110,7 @@ def _cycle_advice(calls: dict[int, Operation], statuses: list[RankStatus]) -> st
     if reasons := list(filter(None, (_what_came_instead(rank, op, statuses) for rank, op in calls.items()))):
         return reasons[0]
     if all(op.is_message and not op.is_send for op in calls.values()):
-        sent = ((one.rank, theirs) for one in statuses for theirs in one.operations if theirs.is_send)
-        for rank, op in sent:
+        for rank, op in ((one.rank, op) for one in statuses for op in one.operations if op.is_send):
             if not any(belong(op, rank, theirs, op.peer) for theirs in statuses[op.peer].operations):
                 return f"Rank {rank} has sent rank {op.peer} a message that it does not receive: whom is it for?"
         return "Everybody waits for a message that nobody has sent yet, so somebody must send first."

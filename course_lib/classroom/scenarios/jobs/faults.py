@@ -111,9 +111,8 @@ class Incident:
             "From the log": sorted(Random(self.seed).sample(items(self._sections["log"].text), LINES)),
         }
         text = "\n\n".join(f"{what}:\n\n{bullets(lines)}" for what, lines in said.items())
-        return Feedback(
-            "", Outcome(None, text, pictures=(throughput(jobs), _losses(jobs))), title="What everybody sees"
-        )
+        pictures = throughput(jobs), _losses(jobs)
+        return Feedback("", Outcome(None, text, pictures=pictures), title="What everybody sees")
 
     def _settings(self) -> list[str]:
         """Changed settings: harmless ones, and the culprit's, if it is a setting."""
