@@ -139,12 +139,10 @@ def run(notebook: NotebookNode, source: Path, folder: Path) -> None:
         try:
             execute(notebook, folder)
             break
-        except (CellControlSignal, RuntimeError) as error:
+        except (CellControlSignal, RuntimeError, FieldError) as error:
             # Another process may have taken the port chosen for a kernel before it starts.
             if is_second_try or "died before replying" not in str(error):
                 raise BuildError(f"{source.parent.name}/{source.name}: {error}") from None
-        except FieldError as error:
-            raise BuildError(f"{source.parent.name}/{source.name}: {error}") from None
     notebook.metadata = nbformat.from_dict(METADATA)
     notebook.cells = [cell for cell in notebook.cells if not is_build_only(cell)]
     for cell in notebook.cells:

@@ -73,7 +73,7 @@ def _clouds(found: Found, by: str) -> Iterator[Cloud]:
     values = sorted({getattr(one.plan, by) for one in found})
     for value, look in zip(values, cycle(DOTS)):
         plans = [one for one in found if getattr(one.plan, by) == value]
-        dots = [_point(one, _named(one)) for one in plans]
+        dots = [_point(one, plan_in_words(one.plan)) for one in plans]
         yield Cloud(f"{COLORED[by]}: {value}", dots, look, [not one.fits for one in plans], ("s", "GiB"))
 
 
@@ -85,12 +85,9 @@ def _range(one: Estimate) -> Range:
     return Range(one.memory.total / GiB, one.step_time.low, one.step_time.high, one.interval)
 
 
-def _named(one: Estimate) -> str:
-    return plan_in_words(one.plan) + ("" if one.fits else f", {one.fit}")
-
-
 def _in_words(one: Estimate) -> str:
-    return f"{_named(one)}: {duration(one.step_time.total)}, {memory_size(one.memory.total)}"
+    fit = "" if one.fits else f", {one.fit}"
+    return f"{plan_in_words(one.plan)}{fit}: {duration(one.step_time.total)}, {memory_size(one.memory.total)}"
 
 
 def _summary(found: Found) -> str:

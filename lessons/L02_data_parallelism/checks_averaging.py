@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 from course_lib import data
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import sent_more
-from course_lib.classroom.checks.part import Case, Observed, effect, normal, on_the_clock
+from course_lib.classroom.checks.part import Case, Observed, changed, effect, normal, on_the_clock
 from course_lib.instruments.watch import Watch
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Link, Pace
@@ -86,38 +86,33 @@ def _total(samples: int) -> int:
     return int(total)
 
 
-SUMS: dict[str, Callable[[int, int], tuple[float, float]]] = {
-    # (samples of a rank, number of ranks) -> factor of its gradients, divisor of their sum
-    "sum_without_division": lambda samples, ranks: (1, 1),
-    "weighted_sum_without_division": lambda samples, ranks: (samples, 1),
-    "weighted_and_divided_by_ranks": lambda samples, ranks: (samples, ranks),
-    "divided_twice": lambda samples, ranks: (1, ranks**2),
-    "divided_by_samples": lambda samples, ranks: (1, samples),
-    "divided_by_own_samples": lambda samples, ranks: (samples, samples * ranks),
-    "shares_counted_alike": lambda samples, ranks: (1, ranks),
-    "divided_by_all_samples": lambda samples, ranks: (1, _total(samples)),
-    "rounded_to_zero": lambda samples, ranks: (samples // _total(samples), 1),
+def plain_sum(model: nn.Module, samples: int) -> None:
+    factor, divisor = 1, 1
+    for gradient in gradients(model):
+        gradient *= factor
+        dist.all_reduce(gradient)
+        gradient /= divisor
+
+
+SUMS = {  # factor of a rank's gradients, divisor of their sum
+    "sum_without_division": "1, 1",
+    "weighted_sum_without_division": "samples, 1",
+    "weighted_and_divided_by_ranks": "samples, dist.get_world_size()",
+    "divided_twice": "1, dist.get_world_size() ** 2",
+    "divided_by_samples": "1, samples",
+    "divided_by_own_samples": "samples, samples * dist.get_world_size()",
+    "shares_counted_alike": "1, dist.get_world_size()",
+    "divided_by_all_samples": "1, _total(samples)",
+    "rounded_to_zero": "samples // _total(samples), 1",
 }
-
-
-def _summed(name: str) -> Callable[[nn.Module, int], None]:
-    def program(model: nn.Module, samples: int) -> None:
-        by, divisor = SUMS[name](samples, dist.get_world_size())
-        for gradient in gradients(model):
-            gradient *= by
-            dist.all_reduce(gradient)
-            gradient /= divisor
-
-    program.__name__ = program.__qualname__ = name
-    return program
 
 
 split, beginnings = "message[:-1].split([*map(Tensor.numel, each)])", "[message[: one.numel()] for one in each]"
 average_gradients.change("offset_stuck", split, beginnings)
 average_gradients.change("result_not_stored", "gradient.copy_(part.view_as(gradient))", "part.view_as(gradient)")
 average_gradients.change("gradient_of_one_rank", "dist.all_reduce(message)", "dist.broadcast(message, 0)")
-for name in SUMS:
-    average_gradients.mistake(_summed(name))
+for name, code in SUMS.items():
+    average_gradients.mistake(changed(plain_sum, name, "1, 1", code))
 
 
 @average_gradients.mistake

@@ -28,7 +28,8 @@ PACE = Pace(device={"backward": 0.1}, link=Link(latency=0.005, bandwidth=6e5))
 
 
 def right(tensor: Tensor) -> None:
-    chunks = tensor.view(-1).tensor_split(dist.get_world_size())
+    n = dist.get_world_size()
+    chunks = tensor.view(-1).tensor_split(n)
     _rounds(chunks, first=0, take=Tensor.add_)
     _rounds(chunks, first=1, take=Tensor.copy_)
 
@@ -74,15 +75,13 @@ def _cases(seed: int) -> list[Case]:
 def _breach(observed: list[Observed]) -> str:
     """Check the rest of the contract: only messages, only to neighbors, and no more than needed."""
     n, tensor = len(observed), observed[0].values["tensor"]
-    if other := collective_at_work(observed):
-        return other
-    peers = [(rank, sent.peer) for rank, seen in enumerate(observed) for sent in seen.sent]
-    if beyond := [pair for pair in peers if (pair[1] - pair[0]) % n not in (1, n - 1)]:
+    beyond = [(r, s.peer) for r, seen in enumerate(observed) for s in seen.sent if (s.peer - r) % n not in (1, n - 1)]
+    if beyond and not collective_at_work(observed):
         return "Rank {} sends to rank {}, which is not its neighbor in the ring.".format(*beyond[0])
-    best = 2 * n - 2, 2 * (n - 1) * -(-len(tensor.flatten()) // n)  # type: ignore[union-attr]
-    largest, chunk = max(len(sent.content) for seen in observed for sent in seen.sent), best[1] // best[0]
-    too_large = f"The sum is right, but a message carries {largest} numbers, and a chunk, rounded up, has {chunk}."
-    return sent_more(observed, best, "The sum is") or too_large * (largest > chunk)
+    best = 2 * n - 2, 2 * (n - 1) * (chunk := -(-len(tensor.flatten()) // n))  # type: ignore[union-attr]
+    largest = max((sent.content.numel() for seen in observed for sent in seen.sent), default=0)
+    too_large = f"The sum is right, but a message of {largest} numbers is larger than a chunk."
+    return collective_at_work(observed) or sent_more(observed, best, "The sum is") or too_large * (largest > chunk)
 
 
 # Which round went wrong
@@ -121,14 +120,13 @@ ring_all_reduce.change("second_phase_missing", "_rounds(chunks, first=1, take=Te
 ring_all_reduce.change("added_in_second_phase", "Tensor.copy_", "Tensor.add_")
 ring_all_reduce.change("copied_in_first_phase", "Tensor.add_", "Tensor.copy_")
 ring_all_reduce.change("second_phase_from_own_chunk", "first=1", "first=0")
-ring_all_reduce.change("round_missing", "Tensor.add_", "Tensor.add_, n_rounds=dist.get_world_size() - 2")
-mean = "Tensor.copy_); tensor.copy_(tensor / dist.get_world_size())"
-ring_all_reduce.change("mean_instead_of_sum", "Tensor.copy_)", mean)
-ring_all_reduce.change("round_too_many", "Tensor.add_", "Tensor.add_, n_rounds=dist.get_world_size()")
-size = "tensor.numel() // dist.get_world_size()"
-ring_all_reduce.change("rest_dropped", "view(-1)", f"view(-1)[: {size} * dist.get_world_size()]")
-ends = f"[{size} * i for i in range(1, dist.get_world_size())]"
-ring_all_reduce.change("rest_in_last_chunk", "split(dist.get_world_size())", f"split({ends})")
+ring_all_reduce.change("round_missing", "Tensor.add_", "Tensor.add_, n_rounds=n - 2")
+ring_all_reduce.change("mean_instead_of_sum", "Tensor.copy_)", "Tensor.copy_); tensor.copy_(tensor / n)")
+ring_all_reduce.change("round_too_many", "Tensor.add_", "Tensor.add_, n_rounds=n")
+copies = "view(-1).tensor_split(n)", "expand(n, *tensor.shape).clone()", "_rounds(chunks, first=1, take=Tensor.copy_)"
+ring_all_reduce.change("whole_tensor_in_every_message", *copies, "tensor.copy_(chunks.sum(0))", "add_", "copy_")
+ring_all_reduce.change("rest_dropped", "view(-1)", "view(-1)[: tensor.numel() // n * n]")
+ring_all_reduce.change("rest_in_last_chunk", "_split(n", "_split([tensor.numel() // n * i for i in range(1, n)]")
 ring_all_reduce.change("too_few_chunks", ".tensor_split(", ".chunk(", fails=True)
 
 
@@ -143,10 +141,3 @@ def through_one_rank(tensor: Tensor) -> None:
         tensor += arriving
     for other in range(1, 0 if rank else dist.get_world_size()):
         dist.send(tensor, other)
-
-
-@ring_all_reduce.mistake
-def whole_tensor_in_every_message(tensor: Tensor) -> None:
-    copies = [tensor.clone() for _ in range(dist.get_world_size())]
-    _rounds(copies, first=0, take=Tensor.copy_)
-    tensor.copy_(torch.stack(copies).sum(0))

@@ -251,11 +251,9 @@ def _without(suspect: str, case: Machines) -> Outcome:
     found = {"workers": case.workers, "effect": effect, "was": was, "now": now}
     shown = {"devices": won < 0, "links": right, "update": not right}[suspect]
     largest = {"as it is": before[-1], "without the suspect": after[-1]}
-    pictures = (
-        speed_up([Timing.of(step) for step in before], title="The speed-up of the team"),
-        lost_time(largest, title=f"Where the time of {case.workers} workers goes"),
-    )
-    return Outcome(right, found=found, shown=shown, pictures=pictures)
+    gained = speed_up([Timing.of(step) for step in before], title="The speed-up of the team")
+    times = lost_time(largest, title=f"Where the time of {case.workers} workers goes")
+    return Outcome(right, found=found, shown=shown, pictures=(gained, times))
 
 
 def _held(case: Machines) -> Outcome:
@@ -274,13 +272,12 @@ DEVICES, SAMPLES, GAINED = 16, 128, 10
 def _speed_up() -> Outcome:
     pace = Pace({"forward": 0.002, "backward": 0.004, "optimizer": 0.004}, Link(0.0005, 2e6))
     steps = [training_step(n, 64, pace, overlap=False) for n in (1, 2, 4, 8)]
-    pictures = (
-        speed_up([Timing.of(step) for step in steps], title="A run like it, on real ranks"),
-        lost_time({f"N = {step.world_size}": step for step in steps}, title="Where the time goes"),
-    )
+    gained = speed_up([Timing.of(step) for step in steps], title="A run like it, on real ranks")
+    goes = lost_time({f"N = {step.world_size}": step for step in steps}, title="Where the time goes")
     times = ", ".join(f"{steps[0].makespan / step.makespan:.1f}" for step in steps[1:])
     early = training_step(8, 64, pace, overlap=True).makespan
-    return Outcome(None, found={"times": times, "late": steps[-1].makespan, "early": early}, pictures=pictures)
+    found = {"times": times, "late": steps[-1].makespan, "early": early}
+    return Outcome(None, found=found, pictures=(gained, goes))
 
 
 # Analysing a data-parallel implementation

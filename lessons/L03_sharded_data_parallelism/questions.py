@@ -98,13 +98,7 @@ QUESTIONS: dict[str, Seeded] = {
     "enough_stage": Seeded(
         MemoryBudget(10, 8, 80),
         choice(each(_hold, map(str, STAGES))),
-        [
-            MemoryBudget(6, 4, 80),
-            MemoryBudget(12, 4, 96),
-            MemoryBudget(30, 8, 80),
-            MemoryBudget(20, 8, 120),
-            MemoryBudget(3, 4, 80),
-        ],
+        [MemoryBudget(*one) for one in ((6, 4, 80), (12, 4, 96), (30, 8, 80), (20, 8, 120), (3, 4, 80))],
         lambda case: {**case._asdict(), **{f"stage_{stage}": f"{case.needed(stage):.3g}" for stage in STAGES}},
     ),
     "stage_3_sends": Seeded(4, choice(each(_send_without, WITHOUT)), (2,), lambda ranks: {"ranks": ranks}),

@@ -43,11 +43,6 @@ class Moment(NamedTuple):
         return self.micro_batch + self.stage
 
 
-def _fields_of_moment(case: Moment) -> dict[str, object]:
-    numbers = {"next": case.micro_batch + 1, "before": case.next_of_first - 1, "now": case.next_of_first}
-    return {**case._asdict(), "turns": case.stage - 1, **numbers}
-
-
 def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
     """Each option's claim: the kind of S1's work at this moment, and its micro-batch, from 0."""
     return {
@@ -123,11 +118,9 @@ def _activity(strategy: str, units: int) -> Outcome:
 def _fields_of_grid(case: Grid) -> dict[str, object]:
     events = fill_and_drain(case.devices, case.micro_batches)
     Random(case.devices * 10 + case.micro_batches).shuffle(events)
-    turns = {"idle": case.devices - 1, "turns": case.turns}
     way = {"F": "forward", "B": "backward"}
     lines = (f"{name_of(one)}: {way[one.op]} of micro-batch {one.micro_batch} on device {one.stage}" for one in events)
-    shown = {"share": percent(case.least_idle), "events": bullets(lines)}
-    return {**case._asdict(), **turns, **shown}
+    return {"case": case, "events": bullets(lines)}
 
 
 def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
@@ -201,7 +194,7 @@ QUESTIONS: dict[str, Seeded] = {
         Moment(4, 3, 1),
         choice(each(_read_off, ("waits", "next", "now", "back", "before"))),
         [Moment(stages, stage, k) for stages in (4, 5) for stage in range(3, stages + 1) for k in (1, 2)],
-        _fields_of_moment,
+        lambda case: {"case": case},
     ),
     "pipeline_efficiency": Seeded(None, open_case(_pipelines)),
     "pipelining_gain": Seeded(None, open_case(_gain)),

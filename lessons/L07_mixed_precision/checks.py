@@ -137,12 +137,8 @@ def _updates_cases(seed: int) -> list[Case]:
     many, missing = "many small updates", "a weight without a gradient (None), as of a layer that was not used"
     bf16, fp16, s = torch.bfloat16, torch.float16, seed
     two = [_updates(2, bf16, 2 + s, 4), _updates(2, bf16, 8 + s, 0.1, many), _updates(2, fp16, 8 + s, 0.1)]
-    return [
-        *two,
-        _updates(3, fp16, 6 + s, 4, missing, True),
-        _updates(4, fp16, 2, 1e3, "gradients of 32 bits", wide=True),
-        _updates(4, bf16, 8 + s, 0.1),
-    ]
+    wide = _updates(4, fp16, 2, 1e3, "gradients of 32 bits", wide=True)
+    return [*two, _updates(3, fp16, 6 + s, 4, missing, True), wide, _updates(4, bf16, 8 + s, 0.1)]
 
 
 def _play_updates(fn: Any, weights: list[Tensor], gradients: list[list[Any]], lr: float) -> dict[str, Any]:

@@ -319,13 +319,11 @@ def _ways() -> Outcome:
     sent = [timeline.bytes_sent(0) for timeline in (often, once, mixed)]
     lines = "; ".join(f"{name}: {duration(timeline.makespan)} for a step" for name, (timeline, _) in runs.items())
     found = {"sent": sent, "is_same": off < 1e-5, "lines": lines, "off": off_mixed}
-    pictures = (
-        lost_time({name: timeline for name, (timeline, _) in runs.items()}, title="Where the time goes"),
-        gantt(mixed, often, title="One exchange in mixed precision, and below it eight in float32"),
-    )
+    times = lost_time({name: timeline for name, (timeline, _) in runs.items()}, title="Where the time goes")
+    two = gantt(mixed, often, title="One exchange in mixed precision, and below it eight in float32")
     right = sent[0] == 8 * sent[1] == 16 * sent[2] and off < 1e-5
     right = right and off_mixed < 0.05 and often.makespan > once.makespan > mixed.makespan
-    return Outcome(None, found=found, shown=right, pictures=pictures)
+    return Outcome(None, found=found, shown=right, pictures=(times, two))
 
 
 QUESTIONS: dict[str, Seeded] = {

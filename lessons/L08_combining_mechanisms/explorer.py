@@ -33,10 +33,7 @@ from lessons.L08_combining_mechanisms.runs import (
 )
 
 RANKS = 8
-MESHES = (
-    *((8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2)),
-    *((2, 1, 4), (1, 4, 2), (1, 2, 4), (1, 1, 8)),
-)
+MESHES = ((8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 4, 2), (1, 2, 4), (1, 1, 8))
 MICRO_BATCHES = (1, 2, 4, 8)
 NAMES = ("gpipe", "1f1b", "zb_h1")
 PRECISIONS = {torch.float32: "32 bits", torch.bfloat16: "bfloat16"}

@@ -27,12 +27,10 @@ def _reach_across(axis: str) -> Outcome:
     factor, step = _slow_down(axis)
     experiment, is_much = HybridExperiment(ACROSS[axis]), factor > MUCH_LONGER
     found = {"experiment": experiment, "is_much": is_much, "factor": factor}
-    pictures = (
-        mesh_map(experiment.sizes, step, None, PER_MACHINE, title="Who talks to whom?"),
-        gantt(step.timeline, title="With the slow link"),
-    )
+    traffic = mesh_map(experiment.sizes, step, None, PER_MACHINE, title="Who talks to whom?")
+    waits = gantt(step.timeline, title="With the slow link")
     is_shown = is_much == (axis == "tp") and experiment.is_right(step)
-    return Outcome(is_much, found=found, shown=is_shown, pictures=pictures)
+    return Outcome(is_much, found=found, shown=is_shown, pictures=(traffic, waits))
 
 
 def _compare_axes() -> Outcome:

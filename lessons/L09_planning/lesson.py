@@ -386,8 +386,9 @@ print(f"{len(found):,} plans, {sum(one.fits for one in found):,} of them fit")
 print(f"{sum(one.fit == 'may fit' for one in found):,} more may fit: they come after these")
 
 # %% [markdown]
-# Each is a dot in this picture. Down is faster, left is smaller. Rest the mouse on a dot to see its plan, and click on
-# a name below the picture to hide its dots or to bring them back. (`plan_map(found, by="zero")` colors them by stage.)
+# Each is a dot in this picture, a dark one if the plan fits for certain. Down is faster, left is smaller. Rest the
+# mouse on a dot to see its plan, and click on a name below the picture to hide its dots or to bring them back.
+# (`plan_map(found, by="zero")` colors them by stage.)
 
 # %%
 from course_lib.figures import plan_map

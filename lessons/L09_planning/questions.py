@@ -130,19 +130,7 @@ def _buy(offer: str, offers: dict[str, Cluster]) -> Outcome:
     fastest = min(steps, key=lambda name: steps[name].total)
     right = steps[offer].low < steps[fastest].high
     peak = _peak(after.cluster) / _peak(before.cluster)
-    gains = [
-        before.step_time.total / seconds for seconds in (steps[offer].high, after.step_time.total, steps[offer].low)
-    ]
-    most, (least, gain, likely) = before.step_time.total / steps[fastest].total, gains
-    found = {
-        "peak": peak,
-        "least": least,
-        "gain": gain,
-        "likely": likely,
-        "mfu": after.mfu,
-        "right": right,
-        "most": most,
-    }
+    found = {"before": before, "after": after, "peak": peak, "right": right, "fastest": steps[fastest]}
     picture = step_time_by_part({"before": before, "after": after}, title="A step before and after")
     return Outcome(right, found=found, pictures=(picture,))
 

@@ -28,6 +28,7 @@ from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
 
 Policy = Callable[[ModelSpec, Cluster, int], Any]
+COLUMNS = "model and cluster", "times the best", "plan (modelled)"
 GOOD, FAIR = 1.1, 1.5  # the time of a good plan, and of a fair one, over the best plan's
 
 
@@ -86,10 +87,7 @@ class Trials:
         ]
         cells = ("".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in row) for row in rows)
         body = "".join(f"<tr>{row}</tr>" for row in cells)
-        head = "".join(
-            f"<th style='text-align:left'>{name}</th>"
-            for name in ("model and cluster", "times the best", "plan (modelled)")
-        )
+        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in COLUMNS)
         html = f"<p>{escape(str(self))}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return {"text/plain": "\n".join([str(self), *map("  ".join, rows)]), "text/html": html}
 

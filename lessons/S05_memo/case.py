@@ -12,7 +12,6 @@ from course_lib.classroom.questions.question import Seeded
 from course_lib.figures import step_time_by_part
 from course_lib.figures.axis import duration
 from course_lib.planner import Estimate, Plan, estimate, search
-from course_lib.planner.hardware import GiB
 from lessons.S05_memo.memo import CASE, NO_PLAN, PLAN, Brief, decided, demands, figures, one_node, read_section
 
 NEARLY = 0.85  # of the largest: parts that the planner cannot tell apart
@@ -104,30 +103,10 @@ def _mitigate(change: str, case: Brief) -> Outcome:
     return Outcome(right, said, pictures=(step_time_by_part({"before": before, "after": after}, title="A step"),))
 
 
-def _sizes(case: Brief) -> dict[str, object]:
-    """The numbers in the brief."""
-    model, cluster = case.model, case.cluster
-    return {
-        "gpus": cluster.devices,
-        "nodes": cluster.nodes,
-        "memory": round(cluster.spec.memory / GiB),
-        "billions": round(model.parameters / 1e9),
-        "batch": case.batch,
-        "sequence": model.sequence,
-        "inside": cluster.inside_link.bandwidth / 1e9,
-        "between": cluster.between_link.bandwidth / 1e9,
-        "times": case.expected * cluster.nodes,
-    }
-
-
-def _gpus(case: Brief) -> dict[str, object]:
-    return {"gpus": case.cluster.devices}
-
-
 QUESTIONS: dict[str, Seeded] = {
-    PLAN: Seeded(CASE, plan(_judge), fields=_sizes),
+    PLAN: Seeded(CASE, plan(_judge)),
     **{name: Seeded(CASE, prose(partial(read_section, figure))) for name, figure in FIGURES.items()},
-    "S5_gradients": Seeded(CASE, prose(partial(read_section, 2)), fields=_gpus),
-    "S5_bottleneck": Seeded(CASE, choice(each(_blame, LOSSES)), fields=_gpus),
+    "S5_gradients": Seeded(CASE, prose(partial(read_section, 2))),
+    "S5_bottleneck": Seeded(CASE, choice(each(_blame, LOSSES))),
     "S5_mitigation": Seeded(CASE, choice(each(_mitigate, CHANGES))),
 }

@@ -54,12 +54,9 @@ def _redesign(name: str) -> Outcome:
         f"Devices compute for {percent(busy[0])} of a step as it was, and for {percent(busy[1])} of the new one, which "
         f"is {before.makespan / after.makespan:.2f} times as fast (emulated)."
     )
-    steps = {"as it was": before, "the new one": after}
-    return Outcome(
-        busy[1] > BUSY,
-        said,
-        pictures=(lost_time(steps), gantt(after, before, title="The new one, and below it how it was")),
-    )
+    times = lost_time({"as it was": before, "the new one": after})
+    both = gantt(after, before, title="The new one, and below it how it was")
+    return Outcome(busy[1] > BUSY, said, pictures=(times, both))
 
 
 QUESTIONS = {**CASE.questions(), "S6_redesign": Seeded(None, choice(each(_redesign, REDESIGNS)))}

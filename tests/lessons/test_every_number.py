@@ -378,7 +378,7 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "- 1 =": FORMULA,
         "of 1/{": FORMULA,
     },
-    "which_offer": {"to {likely:.2f} with 90%": "what an interval is"},
+    "which_offer": {"{before.step_time.total / after.step_time.low:.2f} with 90%": "what an interval is"},
     "infrastructure": {"a third the most devices": "the third of three managers"},
     "diagnose_efficiency": {"little more than half as long": GIVEN},
     "optimize_training": {"half as large": "16 bits for 32", "halves": "16 bits for 32"},
