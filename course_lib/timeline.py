@@ -15,9 +15,11 @@ import contextlib
 import json
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple
 
 COMPUTE_KINDS = ("forward", "backward", "weight_grad", "optimizer", "other")
@@ -147,10 +149,9 @@ def _trace_of(rank: int, spans: list[Span]) -> Iterator[dict[str, object]]:
     """One process of a Chrome trace: its names, then each thread's spans by start time."""
     yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
     yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
-    foreground = _nested([s for s in spans if not s.background])
-    background = _nested([s for s in spans if s.background])
-    for thread, lane in enumerate(foreground + background):
-        name = "main" if thread < len(foreground) else "background"
+    parts = {"main": [s for s in spans if not s.background], "background": [s for s in spans if s.background]}
+    lanes = [(name, lane) for name, part in parts.items() for lane in _nested(part)]
+    for thread, (name, lane) in enumerate(lanes):
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": thread, "args": {"sort_index": thread}}
         yield from (_trace_event(span, thread) for span in lane)
@@ -158,19 +159,16 @@ def _trace_of(rank: int, spans: list[Span]) -> Iterator[dict[str, object]]:
 
 def _nested(spans: list[Span]) -> list[list[Span]]:
     """Deal spans out to few lanes, in which they lie inside or after each other; Perfetto drops others."""
-    lanes: list[tuple[list[Span], list[float]]] = []  # with the ends of their open spans
+    lanes: dict[int, list[Span]] = defaultdict(list)
+    ends: dict[int, list[float]] = defaultdict(list)  # of a lane's open spans
     for span in spans:
-        for lane in lanes:
-            ends = lane[1]
-            while ends and ends[-1] <= span.start:
-                ends.pop()
-            if not ends or span.end <= ends[-1]:
+        for lane in count():
+            ends[lane] = [end for end in ends[lane] if end > span.start]
+            if span.end <= min(ends[lane], default=span.end):
                 break
-        else:
-            lanes.append(lane := ([], []))
-        lane[0].append(span)
-        lane[1].append(span.end)
-    return [lane for lane, _ in lanes]
+        lanes[lane].append(span)
+        ends[lane].append(span.end)
+    return list(lanes.values())
 
 
 def _trace_event(span: Span, thread: int) -> dict[str, object]:

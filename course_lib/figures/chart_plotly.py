@@ -38,7 +38,8 @@ def figure(chart: charts.Chart) -> Data:
     for place, panel in enumerate(chart.panels):
         data += _draw_panel(layout, chart, panel, place)
     named = set()
-    for trace in sorted(data, key=_is_pale):  # the legend shows the first trace with a name
+    # The legend shows the first trace with a name: none of the pale ones, if possible.
+    for trace in sorted(data, key=lambda trace: trace.get("marker", {}).get("opacity") == OPACITY[True]):
         trace.update(legendgroup=trace["name"], showlegend=bool(trace["name"]) and trace["name"] not in named)
         named.add(trace["name"])
     title = [f"<b>{escape(chart.title)}</b>"] if chart.title else []
@@ -56,10 +57,6 @@ def figure(chart: charts.Chart) -> Data:
         "hovermode": "x unified" if chart.has_crosshair else "closest",
     }
     return {"data": _rounded(data), "layout": _rounded(layout)}
-
-
-def _is_pale(trace: Data) -> bool:
-    return trace.get("marker", {}).get("opacity") == OPACITY[True]
 
 
 def _rounded(value: Any) -> Any:

@@ -23,7 +23,6 @@ COLUMNS = "plan", "step (s)", "with 90% (s)", "memory (GiB)", "fits"
 def plan_map(
     found: Found,
     by: str = "tp",
-    width: int = 800,
     title: str | None = None,
     marked: Mapping[str, Estimate] | None = None,
 ) -> Picture:
@@ -38,7 +37,7 @@ def plan_map(
     clouds = list(_clouds(found, by))
     legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
     legend |= {BEST: FRONT, **dict.fromkeys(marked or {}, MARKED), LIKELY: None}
-    chart = Chart([_panel(found, clouds, marked or {})], {"modelled"}, title, width, legend)
+    chart = Chart([_panel(found, clouds, marked or {})], {"modelled"}, title, 800, legend)
     rows = (
         (plan_in_words(one.plan), step.total, f"{step.low:.4g} to {step.high:.4g}", one.memory.total / GiB, one.fit)
         for one in found.pareto

@@ -20,7 +20,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from course_lib.planner.hardware import Cluster, Interconnect
-from course_lib.planner.spec import Plan
 
 # Members that halve the bandwidth of a ring through nodes. Fitted to ZeRO-3 on 384, 768 and 1,536 devices (Narayanan et
 # al. 2021, table 2), the only published rings of that length; llm-foundry's FSDP on up to 512 agrees.
@@ -39,20 +38,8 @@ class Group(NamedTuple):
         return self.size // self.per_node
 
 
-def groups(plan: Plan, devices_per_node: int) -> dict[str, Group]:
-    """The group of each kind of traffic, with devices numbered as in spec.py.
-
-    "pipeline" is a pair: a device and the one that holds the next stage.
-    """
-    return {
-        "tensor": group(plan.tp, 1, devices_per_node),
-        "context": group(plan.cp, plan.tp, devices_per_node),
-        "data": group(plan.cp * plan.dp, plan.tp, devices_per_node),  # context ranks hold the same parameters
-        "pipeline": group(plan.pp, plan.tp * plan.cp * plan.dp, devices_per_node),
-    }
-
-
 def group(size: int, stride: int, devices_per_node: int) -> Group:
+    """The group of so many devices, each `stride` after the one before, numbered as in spec.py."""
     per_node = max(1, min(size, devices_per_node // stride))
     while size % per_node:
         per_node -= 1

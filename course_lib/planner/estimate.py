@@ -140,7 +140,9 @@ class Estimate:
     @property
     def interval(self) -> str:
         """The interval in words: its origin, and whether published steps are like this one or it is extrapolated."""
-        return explain.interval(self.model, self.plan, self.step_time.low, self.step_time.high, self.cluster)
+        range_of = " to ".join(map(explain.in_seconds, (self.step_time.low, self.step_time.high)))
+        evidence = explain.evidence(self.model, self.plan, self.cluster)
+        return f"90% of such steps take {range_of}, by {self.cluster.spread_from}. {evidence}"
 
     @property
     def mfu(self) -> float:
@@ -184,9 +186,7 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
     pace = _pace(model, cluster, plan.slice, plan.depth)
     layer, work = pace.layer, pace.layers * m
     flows = {
-        "tensor": _scaled(layer.tensor, work),
-        "context": _scaled(layer.context, work),
-        "experts": _scaled(layer.experts, work),
+        **{name: _scaled(getattr(layer, name), work) for name in ("tensor", "context", "experts")},
         "pipeline": _pipeline_flow(model, cluster, plan, m, pace.lead),
         "data": _data_flow(model, cluster, plan, m, pace),
     }
@@ -259,18 +259,18 @@ def _tensor_traffic(
     sent = (cut.forwards + 1) * blocks * bytes_sent("all_reduce", n_bytes, cut.tp)
     if not cut.sequence_parallel:
         both = blocks * collective_seconds("all_reduce", n_bytes, ranks, cluster)
-        return (both, both), (both, _exposed(both, times.weight_grad, cut)), sent
+        return (both, both), (both, _exposed(both, times.weight_grad, cut.hides_tensor)), sent
     gather = blocks * collective_seconds("all_gather", n_bytes, ranks, cluster)
     scatter = blocks * collective_seconds("reduce_scatter", n_bytes, ranks, cluster)
     once, back = gather + scatter, 2 * gather + scatter
-    forward = once, _exposed(once, times.forward, cut)
-    backward = back, _exposed(back, times.backward + times.weight_grad, cut)
+    forward = once, _exposed(once, times.forward, cut.hides_tensor)
+    backward = back, _exposed(back, times.backward + times.weight_grad, cut.hides_tensor)
     return forward, backward, sent + blocks * bytes_sent("all_gather", n_bytes, cut.tp)
 
 
-def _exposed(seconds: float, behind: float, cut: Slice) -> float:
-    """The exposed part of tensor traffic that may run during `behind` seconds of computation."""
-    return seconds - HIDES * min(seconds, behind) if cut.hides_tensor else seconds
+def _exposed(seconds: float, behind: float, is_hidden: bool) -> float:
+    """The exposed part of traffic that may run during `behind` seconds of computation."""
+    return seconds - HIDES * min(seconds, behind) if is_hidden else seconds
 
 
 def _context_traffic(model: ModelSpec, cluster: Cluster, cut: Slice) -> tuple[float, float]:
@@ -293,8 +293,7 @@ def _expert_flow(model: ModelSpec, cluster: Cluster, cut: Slice, computing: floa
     ranks, passes = group(cut.ep, 1, cluster.devices_per_node), 2 * (cut.forwards + 1)
     sent, one = all_to_all(_hidden_states(model, cut) / cut.tp, model.active_experts, ranks, cluster)
     seconds = passes * model.imbalance * one
-    hidden = HIDES * min(seconds, computing) if cut.hides_experts else 0.0
-    return Flow(passes * sent, _link(cluster, cut.ep).name, seconds, seconds - hidden)
+    return Flow(passes * sent, _link(cluster, cut.ep).name, seconds, _exposed(seconds, computing, cut.hides_experts))
 
 
 def _scaled(flow: Flow, times: float) -> Flow:

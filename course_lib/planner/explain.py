@@ -36,12 +36,6 @@ def why(
     return f"{full} {_remedy(model, plan, global_batch, capacity)} {_time(seconds)}"
 
 
-def interval(model: ModelSpec, plan: Plan, low: float, high: float, cluster: Cluster) -> str:
-    """The range of 90% of runs, its origin, and whether it is extrapolated."""
-    range_of = f"90% of such steps take {in_seconds(low)} to {in_seconds(high)}"
-    return f"{range_of}, by {cluster.spread_from}. {evidence(model, plan, cluster)}"
-
-
 def evidence(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     """Whether steps like this one were published or measured on this machine, or what none of them had."""
     known = "published or measured" if cluster.measured else "published"

@@ -118,10 +118,10 @@ class Cluster:
     measured: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
-        _known("device", self.device, DEVICES)
-        _known("between", self.between, LINKS)
-        if self.inside is not None:
-            _known("inside", self.inside, LINKS)
+        for name, catalogue in (("device", DEVICES), ("between", LINKS), ("inside", LINKS)):
+            value = getattr(self, name)
+            if value not in catalogue and (name, value) != ("inside", None):
+                raise ValueError(f"{name}={value!r} is not in the catalogue; it has {', '.join(catalogue)}")
         for name in ("nodes", "devices_per_node"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} has to be at least 1")
@@ -175,8 +175,3 @@ def half_width(stacks: int, measured: int = 0) -> float:
 
 def _counted(n: int, noun: str) -> str:
     return f"{n} {noun}{'s' if n > 1 else ''}"
-
-
-def _known(name: str, value: str, catalogue: dict) -> None:
-    if value not in catalogue:
-        raise ValueError(f"{name}={value!r} is not in the catalogue; it has {', '.join(catalogue)}")

@@ -51,12 +51,10 @@ class StateBytes(NamedTuple):
 
 
 RECIPES = {
-    "bf16": StateBytes(2, 2, 12),
-    "fp16": StateBytes(2, 2, 12),
+    **dict.fromkeys(("bf16", "fp16"), StateBytes(2, 2, 12)),
     "fp32": StateBytes(4, 4, 8),
-    "mxfp8": StateBytes(3, 2, 12),
-    "nvfp4": StateBytes(3, 2, 12),
-    "fp8": StateBytes(3, 2, 12),  # products in 8 bits: a copy of the weights beside the 16-bit ones
+    # Products in 8 bits or fewer: a copy of the weights beside the 16-bit ones.
+    **dict.fromkeys(("fp8", "mxfp8", "nvfp4"), StateBytes(3, 2, 12)),
 }
 
 

@@ -20,6 +20,7 @@ from course_lib.planner.simulate import no_collection
 from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divides_evenly, divisors, expert_ranks, shares_heads
 
 MOST_TENSOR = 16  # ranks: no published run has more, most have 8, and beyond 16 models would repeat their key heads
+ALIKE = math.exp(half_width(stacks=1, measured=1))  # plans within this factor cannot be told apart
 LEAST_POSITIONS = 8192  # positions of a context rank at least: shorter sequences are better divided in other ways
 
 
@@ -65,7 +66,7 @@ class Found:
         Estimates of two set-ups on one machine differ as much by chance.
         """
         fit = _fit(self.best, self.within)
-        limit = self.best.step_time.total * math.exp(half_width(stacks=1, measured=1))
+        limit = ALIKE * self.best.step_time.total
         alike = (one for one in self.estimates if _fit(one, self.within) == fit and one.step_time.total <= limit)
         return sorted(alike, key=lambda found: found.plan.virtual_stages)
 

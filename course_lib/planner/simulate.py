@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from course_lib.schedules import Schedule, validate
 from course_lib.timeline import Span, Timeline
@@ -25,6 +25,9 @@ from course_lib.timeline import Span, Timeline
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight_grad"}
 Seconds: TypeAlias = "float | Sequence[float]"
 _NOT_YET = -1.0
+# What all micro-batches of one operation on one stage have in common: kind, seconds, needs, lag, peer and gives.
+# `needs` and `gives` + micro-batch are the places, in one long list of times, of its input and of its result.
+_StageOperation: TypeAlias = "tuple[str, float, int, float, int | None, int]"
 
 
 def simulate(
@@ -73,20 +76,6 @@ def _per_stage(name: str, seconds: Seconds, n_stages: int) -> list[float]:
     return each
 
 
-class _StageOperation(NamedTuple):
-    """The parts that all micro-batches of one operation on one stage have in common.
-
-    `needs` and `gives` + micro-batch are the places, in one long list of times, of its input and of its result.
-    """
-
-    kind: str
-    seconds: float
-    needs: int
-    lag: float
-    peer: int | None
-    gives: int
-
-
 def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[int, _StageOperation]]:
     """For every operation and stage: its cost, what it waits for, and who waits for it.
 
@@ -108,11 +97,9 @@ def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[
             elif op != "W":
                 source, gives = min(stage + 1, n_stages - 1), backward
                 needs = backward + m if stage < n_stages - 1 else forward
-            peer = home.get(source, rank)
-            lag = costs["transfer"][min(stage, source)] if peer != rank else 0.0
-            steps[op][stage] = _StageOperation(
-                kind, seconds[op][stage], needs, lag, peer if peer != rank else None, gives
-            )
+            peer = home[source] if home.get(source, rank) != rank else None
+            lag = 0.0 if peer is None else costs["transfer"][min(stage, source)]
+            steps[op][stage] = kind, seconds[op][stage], needs, lag, peer, gives
     return steps
 
 

@@ -166,11 +166,8 @@ def state_of(
 ) -> dict[str, Tensor]:
     """The content of a checkpoint: the whole model, and what belongs to this rank, its shards of the optimizer."""
     model = tensor_parallel.full_state(part, part.mesh.group("tp"))
-    own = {
-        "layout": layout_of(options),
-        "optimizer": optimizer.state_dict(),
-        "scaler": None if scaler is None else scaler.state_dict(),
-    }
+    kept = {"optimizer": optimizer.state_dict(), "scaler": scaler and scaler.state_dict()}
+    own = {"layout": layout_of(options), **kept}
     return {f"model.{name}": tensor for name, tensor in model.items()} | {checkpoint.own_name(): checkpoint.packed(own)}
 
 

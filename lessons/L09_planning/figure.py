@@ -20,7 +20,7 @@ from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Poi
 from course_lib.figures.palette import LIKELY, LINES, Line
 from course_lib.figures.picture import Picture, table
 from course_lib.planner import Estimate
-from course_lib.planner.communication import groups
+from course_lib.planner.communication import group
 
 TERA = 1e12
 COLUMNS = "plan", "link", "FLOPs a byte", "TFLOP/s", "with 90%", "roof (TFLOP/s)"
@@ -84,10 +84,11 @@ def _sent(one: Estimate) -> dict[str, float]:
     """Bytes that a device sends, by link. In a ring through several nodes, one hop of each node crosses the network."""
     inside, between = one.cluster.inside_link.name, one.cluster.between_link.name
     sent = {inside: 0.0, between: 0.0}
+    sizes = {"tensor": (one.plan.tp, 1), "context": (one.plan.cp, one.plan.tp)}
+    sizes["data"] = one.plan.cp * one.plan.dp, one.plan.tp  # context ranks hold the same parameters
+    rings = {kind: group(*size, one.cluster.devices_per_node) for kind, size in sizes.items()}
     for kind, flow in one.flows.items():
-        group = groups(one.plan, one.cluster.devices_per_node)[kind]
-        is_ring = kind != "pipeline" and group.nodes > 1
-        crossing = flow.bytes / group.per_node if is_ring else flow.bytes
+        crossing = flow.bytes / rings[kind].per_node if kind in rings and rings[kind].nodes > 1 else flow.bytes
         sent[flow.link] += crossing
         sent[inside] += flow.bytes - crossing
     return sent

@@ -19,8 +19,9 @@ from course_lib.classroom.questions import plan_text
 from course_lib.classroom.questions.forms import PlanForm
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.scenarios.plans import PlanCase, Planning
-from course_lib.classroom.scenarios.targets import ALIKE, PlanTask
+from course_lib.classroom.scenarios.targets import PlanTask
 from course_lib.planner import Cluster, Estimate, Plan, estimate
+from course_lib.planner.search import ALIKE
 from course_lib.planner.spec import OVERLAPS, PLANNED, PRECISIONS, RECOMPUTE
 from tests.lessons import cases, written_variants
 

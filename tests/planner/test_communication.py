@@ -10,7 +10,7 @@ from course_lib.planner.communication import (
     Group,
     bytes_sent,
     collective_seconds,
-    groups,
+    group,
     hierarchical_seconds,
     message_seconds,
     ring_seconds,
@@ -41,10 +41,10 @@ def test_a_message_is_its_latency_and_its_bytes() -> None:
 
 def test_hierarchical_sends_a_share_between_nodes() -> None:
     cluster = Cluster("A100-80GB", nodes=4, devices_per_node=8)
-    group = Group(32, 8)
+    ranks = Group(32, 8)
     inside = ring_seconds("all_reduce", 1e9, 8, cluster.inside_link)
     between = ring_seconds("all_reduce", 1e9 / 8, 4, cluster.between_link)
-    assert hierarchical_seconds("all_reduce", 1e9, group, cluster) == pytest.approx(inside + between)
+    assert hierarchical_seconds("all_reduce", 1e9, ranks, cluster) == pytest.approx(inside + between)
 
 
 def test_small_messages_between_nodes_take_the_tree_and_large_ones_the_ring_while_it_is_short() -> None:
@@ -75,22 +75,22 @@ def test_small_gathers_wait_for_every_hop_and_most_hops_are_inside_a_node() -> N
 
 
 def test_tensor_groups_are_inside_nodes_data_groups_across_and_stages_farthest_apart() -> None:
-    found = groups(Plan(dp=4, tp=8, pp=4), devices_per_node=8)
-    assert found["tensor"] == Group(8, 8)
-    assert found["data"] == Group(4, 1)
-    assert found["pipeline"].nodes == 4
+    plan = Plan(dp=4, tp=8, pp=4)
+    assert group(plan.tp, 1, 8) == Group(8, 8)
+    assert group(plan.dp, plan.tp, 8) == Group(4, 1)
+    assert group(plan.pp, plan.tp * plan.dp, 8).nodes == 4
 
 
 def test_devices_are_numbered_tensor_first_then_data_then_stages() -> None:
     plan, per_node = Plan(dp=4, tp=2, pp=2), 4
     members = [data * plan.tp for data in range(plan.dp)]  # stage 0, tensor rank 0
     nodes = {device // per_node for device in members}
-    assert groups(plan, per_node)["data"] == Group(4, 4 // len(nodes))
+    assert group(plan.dp, plan.tp, per_node) == Group(4, 4 // len(nodes))
 
 
 def test_traffic_inside_a_node_uses_the_fast_link() -> None:
     cluster = Cluster(nodes=2)
-    inside, between = (collective_seconds("all_gather", 1e9, group, cluster) for group in (Group(2, 2), Group(2, 1)))
+    inside, between = (collective_seconds("all_gather", 1e9, ranks, cluster) for ranks in (Group(2, 2), Group(2, 1)))
     ratio = cluster.inside_link.achieved / cluster.between_link.achieved
     assert between / inside == pytest.approx(ratio, rel=0.05)
 

@@ -63,11 +63,9 @@ class Evidence:
 
     @cached_property
     def tolerance(self) -> float:
-        made = [
-            v for seen in self.right for name, v in seen.values.items() if not is_same(v, seen.before.get(name, ""))
-        ]
-        finite = [v.nan_to_num(0, 0, 0) for v in made if isinstance(v, Tensor) and v.numel()]
-        largest = max((float(v.abs().max()) for v in finite), default=0.0)
+        pairs = ((v, seen.before.get(name, "")) for seen in self.right for name, v in seen.values.items())
+        made = [v for v, before in pairs if isinstance(v, Tensor) and v.numel() and not is_same(v, before)]
+        largest = max((float(v.nan_to_num(0, 0, 0).abs().max()) for v in made), default=0.0)
         return self.exercise.rounding * largest
 
     def _between(self, wanted: list[Observed], given: list[Observed]) -> list[Difference]:

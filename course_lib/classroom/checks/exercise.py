@@ -23,9 +23,10 @@ import torch.distributed as dist
 from course_lib.classroom.checks.evidence import Evidence
 from course_lib.classroom.checks.part import TIMEOUT, Case, Mistake, Observed, Part
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
-from course_lib.ranks import RankTimeout, Run, RunError, Stopped, discard
+from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, discard
 from course_lib.timeline import Timeline
 
+FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
 SLIPS = (*MISSPELT, "AttributeError", "TypeError")
 BROKEN = "The check itself failed, which says nothing about your function. Please report this."
@@ -66,9 +67,7 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
         wrong: Verdict | None
         try:
             run = exercise.run([fn], case)
-        except Stopped:
-            raise
-        except RunError as error:
+        except FAILED as error:
             wrong = _explain_accident(exercise, case, error, fn, is_new=bool(passed and case.new))
         else:
             observed = ([of[0] for of in one.results] for one in (run, exercise.run_right(case)))
@@ -140,9 +139,8 @@ def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[
     said = error.message if error.details.startswith("Traceback") else f"{error.message} {error.details}"
     lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in said)
     facts = (("What happened", error.message), *(("Line", line) for line in lines))
-    if mistakes := [
-        one for one in exercise.mistakes if one.fails and cause and _fails_alike(exercise, case, one, error)
-    ]:
+    failing = (one for one in exercise.mistakes if one.fails and cause)
+    if mistakes := [one for one in failing if _fails_alike(exercise, case, one, error)]:
         return _named(Verdict(exercise.name, "idea", "", facts=facts), mistakes)
     if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
         return Verdict(exercise.name, "idea", error.details, facts=facts)
@@ -159,9 +157,7 @@ def _fails_alike(exercise: Part, case: Case, mistake: Mistake, error: RunError) 
     """Whether a wrong solution ends in the same error after the same operations."""
     try:
         exercise.run([mistake.program], case)
-    except Stopped:
-        raise
-    except RunError as theirs:
+    except FAILED as theirs:
         return _how_it_ended(theirs) == _how_it_ended(error)
     return False
 

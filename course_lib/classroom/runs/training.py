@@ -165,13 +165,8 @@ def _train_layers(rank: int, layers: int, samples: int, is_split: bool, dtype: t
     inputs = torch.randn(samples, config.sequence, config.hidden, dtype=dtype)
     optimizer = torch.optim.AdamW(blocks.parameters())
     clear = partial(optimizer.zero_grad, set_to_none=False)  # keeps the gradients, to be counted
-    with Watch() as watch:
-        train(blocks, 2 * [(inputs, inputs)], _mean_square, optimizer, clear=clear)
+    with Watch() as watch:  # the mean square stands for all later layers
+        train(blocks, 2 * [(inputs, inputs)], lambda output, _: output.square().mean(), optimizer, clear=clear)
     weights = list(blocks.parameters())
     states = size_of([*weights, *gradients_of(blocks), *moments_of(optimizer)])
     return TrainingBytes(states, size_of(weights) + watch.peak)
-
-
-def _mean_square(output: Tensor, targets: Tensor) -> Tensor:
-    """The mean square, a loss that stands for all later layers."""
-    return output.square().mean()

@@ -5,7 +5,6 @@ Any plan that reaches them is right. Plans that the planner cannot tell from the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
@@ -15,10 +14,9 @@ from course_lib.classroom.questions import plan_text
 from course_lib.figures.axis import counted, memory_size
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Estimate, Found, ModelSpec, estimate, explain, search
-from course_lib.planner.hardware import half_width
+from course_lib.planner.search import ALIKE
 
 _search = cache(search)  # both tasks of a case may search the same plans
-ALIKE = math.exp(half_width(stacks=1, measured=1))  # plans within this factor cannot be told apart
 Change = str | tuple[str, Cluster]
 
 
@@ -80,15 +78,12 @@ class PlanTask:
 
     @property
     def targets(self) -> list[Target]:
-        found = [
+        return [
             Target("memory, with any software", lambda one: one.memory.high, self.room, memory_size),
             Target("tokens a second", lambda one: one.tokens_per_second, self.tokens, "{:,.0f}".format, is_least=True),
+            *([Target("bubble", lambda one: one.bubble, self.bubble)] if self.bubble < 1 else []),
+            *(Target(f"waiting for {link}", partial(waiting, link), share) for link, share in self.waiting.items()),
         ]
-        if self.bubble < 1:
-            found.append(Target("bubble", lambda one: one.bubble, self.bubble))
-        for link, share in self.waiting.items():
-            found.append(Target(f"waiting for {link}", partial(waiting, link), share))
-        return found
 
     def missed(self, one: Estimate) -> list[str]:
         return [target.name for target in self.targets if not target.is_reached(one)]

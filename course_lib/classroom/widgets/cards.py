@@ -122,10 +122,6 @@ def number_field(form: Number) -> Field:
     return Field(line, "value", _text, str)
 
 
-def text_field(form: FreeText) -> Field:
-    return Field(answers.Sentences(label="Your answer:"), "value", _text, str)
-
-
 def _text(typed: str) -> str | None:
     return typed.strip() or None
 
@@ -135,7 +131,7 @@ FIELDS: dict[Any, Callable[[Any], Field]] = {
     Ordering: order_field,
     PlanForm: plan_field,
     Number: number_field,
-    FreeText: text_field,
+    FreeText: lambda form: Field(answers.Sentences(label="Your answer:"), "value", _text, str),
 }
 FOR_A_ROOM = Ordering, PlanForm  # the name of an answer before anything can be run
 
@@ -225,9 +221,8 @@ class Card:
     def _committed(self, answer: Any, before: str = "") -> None:
         self._answer = answer
         self.field.widget.disabled = True
-        self._say(
-            f"You have decided: {self.question.form.words(answer)}. Now run it, and see what comes of it. {before}"
-        )
+        words = self.question.form.words(answer)
+        self._say(f"You have decided: {words}. Now run it, and see what comes of it. {before}")
         self._go(RUN)
 
     def _run(self) -> None:

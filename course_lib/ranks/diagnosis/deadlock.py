@@ -78,15 +78,11 @@ def _explain_cycle(calls: dict[int, Operation], statuses: list[RankStatus]) -> D
     phrases = [_wait_phrase(rank, calls[rank], other) for rank, other in zip(cycle, cycle[1:] + cycle[:1], strict=True)]
     advice = _cycle_advice(calls, statuses)
     if len({op.group for op in calls.values()}) > 1:
-        groups = [_group_of(op, len(statuses)) for op in calls.values()]
-        phrases = [f"{phrase} ({group})" for phrase, group in zip(phrases, groups, strict=True)]
+        groups = [op.member_ranks() for op in calls.values()]
+        named = ["all ranks" if len(ranks) == len(statuses) else listing(ranks) for ranks in groups]
+        phrases = [f"{phrase} (in the group of {group})" for phrase, group in zip(phrases, named, strict=True)]
         advice = "Only calls in the same group meet: compare what is given as group=, and the order of the calls."
     return Deadlock(f"Nobody can move: {', '.join(phrases)}.", details=advice, calls=calls)
-
-
-def _group_of(op: Operation, world_size: int) -> str:
-    ranks = op.member_ranks()
-    return f"in the group of {'all ranks' if len(ranks) == world_size else listing(ranks)}"
 
 
 def _find_cycle(waits: dict[int, list[int]]) -> list[int]:
@@ -114,20 +110,11 @@ def _cycle_advice(calls: dict[int, Operation], statuses: list[RankStatus]) -> st
     if reasons := list(filter(None, (_what_came_instead(rank, op, statuses) for rank, op in calls.items()))):
         return reasons[0]
     if all(op.is_message and not op.is_send for op in calls.values()):
-        if astray := _unexpected(statuses):
-            return "Rank {} has sent rank {} a message that it does not receive: whom is it for?".format(*astray[0])
+        for rank, op in ((one.rank, op) for one in statuses for op in one.operations if op.is_send):
+            if not any(belong(op, rank, theirs, op.peer) for theirs in statuses[op.peer].operations):
+                return f"Rank {rank} has sent rank {op.peer} a message that it does not receive: whom is it for?"
         return "Everybody waits for a message that nobody has sent yet, so somebody must send first."
     return "Each waits for the other to come to the same operation. Bring their calls into the same order."
-
-
-def _unexpected(statuses: list[RankStatus]) -> list[tuple[int, int]]:
-    """Sender and receiver of each message that nothing receives."""
-    sent = [(rank, op) for rank, status in enumerate(statuses) for op in status.operations if op.is_send]
-    return [
-        (rank, op.peer)
-        for rank, op in sent
-        if not any(belong(op, rank, theirs, op.peer) for theirs in statuses[op.peer].operations)
-    ]
 
 
 def _what_came_instead(rank: int, op: Operation, statuses: list[RankStatus]) -> str:

@@ -210,15 +210,10 @@ def borrowed(purpose: str, world_size: int, uses_gpu: bool, interrupt: Interrupt
             if not pool.is_tidy:
                 discard(purpose)
                 if fork_server.start_method(uses_gpu) == "spawn":
-                    _start_spare(purpose, room, world_size, uses_gpu)
+                    with contextlib.suppress(OSError):  # ranks of the next run import while the student reads the error
+                        _pools[purpose] = Pool(room, uses_gpu)
+                        _pools[purpose].gather(world_size)
             _postpone_retirement()
-
-
-def _start_spare(purpose: str, room: int, world_size: int, uses_gpu: bool) -> None:
-    """Start the ranks of the next run now: they import torch while the student reads the error."""
-    with contextlib.suppress(OSError):
-        _pools[purpose] = Pool(room, uses_gpu)
-        _pools[purpose].gather(world_size)
 
 
 def last_world_size(purpose: str) -> int | None:

@@ -17,8 +17,7 @@ from course_lib import data, launch
 from course_lib.mechanisms import hybrid
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.model import TinyGPT
-from course_lib.planner import Plan
-from course_lib.planner.communication import groups
+from course_lib.planner.communication import group
 from course_lib.schedules import SCHEDULES
 from lessons.L08_combining_mechanisms.runs import CONFIG, PER_MACHINE, HybridExperiment
 from tests.notebooks.lesson import Proofs, is_proved, lesson
@@ -147,7 +146,7 @@ PROOFS: Proofs = {
         and 1.8 < planned("1 x 1 x 8")[1] / min(times) < 2.2
     ),
     "a device fetches half as much, twice as often, and its group has half as many network cards": lambda: (
-        groups(Plan(dp=4, tp=2), 4)["data"].per_node == 2 == groups(Plan(dp=8), 4)["data"].per_node / 2
+        group(4, 2, 4).per_node == 2 == group(8, 1, 4).per_node / 2  # 4 replicas of 2 tensor ranks, or 8
     ),
     "stay among four, and what crosses between the machines is one `all_reduce`": lambda: shows(
         "for sizes in ((8,), (2, 4)):", "(8,) rank 0 holds 25,200", "(2, 4) rank 0 holds 50,336", "'all_reduce'"

@@ -108,12 +108,11 @@ class Incident:
             "Memory of ranks 0 to 7 (modelled)": memory,
             "Last week's configuration": self.case.healthy.configuration,
             "Settings that were changed since": self._settings(),
-            "From the log": self._log(),
+            "From the log": sorted(Random(self.seed).sample(items(self._sections["log"].text), LINES)),
         }
         text = "\n\n".join(f"{what}:\n\n{bullets(lines)}" for what, lines in said.items())
-        return Feedback(
-            "", Outcome(None, text, pictures=(throughput(jobs), _losses(jobs))), title="What everybody sees"
-        )
+        pictures = throughput(jobs), _losses(jobs)
+        return Feedback("", Outcome(None, text, pictures=pictures), title="What everybody sees")
 
     def _settings(self) -> list[str]:
         """Changed settings: harmless ones, and the culprit's, if it is a setting."""
@@ -121,9 +120,6 @@ class Incident:
         own = [items(said[key].text)[0] for key in [f"setting: {self.culprit}"] if key in said]
         lines = [*own, *random.sample(items(said["settings"].text), SETTINGS)][:SETTINGS]
         return random.sample(lines, SETTINGS)
-
-    def _log(self) -> list[str]:
-        return sorted(Random(self.seed).sample(items(self._sections["log"].text), LINES))
 
     def measure(self, name: str) -> Feedback:
         """Use an instrument; only the first use costs minutes.

@@ -141,12 +141,8 @@ def _scale(job: Job) -> Reading:
 
 
 def _gradients(job: Job) -> Reading:
-    return Reading(
-        {
-            f"replica {rank}": f"overflows by itself in {sum(one.overflowed)} of {len(one.overflowed)} steps"
-            for rank, one in enumerate(train(job.recipe))
-        }
-    )
+    often = (f"{sum(one.overflowed)} of {len(one.overflowed)} steps" for one in train(job.recipe))
+    return Reading({f"replica {rank}": f"overflows by itself in {steps}" for rank, steps in enumerate(often)})
 
 
 def _updates(job: Job) -> Reading:
