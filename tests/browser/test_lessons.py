@@ -103,7 +103,7 @@ def a_step_is_pinned(explorer: Locator) -> None:
 
 
 def an_answer_is_folded_until_it_is_opened(page: Page) -> None:
-    """Open folded code with the keyboard alone, and sentences with the keyboard and with the mouse."""
+    """Open folded code with the keyboard alone; open sentences with the keyboard, and close them with the mouse."""
     folded = page.locator(".jp-CodeCell").filter(has=page.locator(".jp-InputPlaceholder"))
     code = page.locator(".jp-InputArea-editor").filter(has_text="average_gradients(model, samples")
     expect(folded).to_have_count(1)
@@ -112,12 +112,13 @@ def an_answer_is_folded_until_it_is_opened(page: Page) -> None:
     for key in ("ArrowDown", "Shift+Enter", "Space"):  # past the sentences between them
         page.keyboard.press(key)
     expect(code).to_be_visible()
-    for words, use in (("What it shows", lambda one: one.press("Enter")), ("What can be done?", Locator.click)):
-        summary = page.locator("summary").filter(has_text=words)
-        inside = summary.locator("xpath=following-sibling::p")
-        expect(inside).to_be_hidden()
-        use(summary)
-        expect(inside).to_be_visible()
+    summary = page.locator("summary").filter(has_text="What it shows")
+    inside = summary.locator("xpath=following-sibling::p")
+    expect(inside).to_be_hidden()
+    summary.press("Enter")
+    expect(inside).to_be_visible()
+    summary.click()
+    expect(inside).to_be_hidden()
 
 
 def pieces_go_around_a_ring(explorer: Locator) -> None:

@@ -16,7 +16,7 @@ CARDS = ["S5_plan", "S5_memory", "S5_bottleneck"]
 PLAN, MEMORY, BOTTLENECK, EXPORT = range(4)
 CHOICES = {"dp": "4", "tp": "2", "pp": "4", "micro_batch": "2", "zero": "1", "sequence_parallel": "True"}
 KEYS = {"dp": "4", "tp": "2", "pp": "4", "micro-batch": "2", "schedule": "", "ZeRO": "1", "recompute": "", "cut": "T"}
-TEXT = "Without ZeRO it would not fit. The fullest device needs 29.7 GB, and gradients take 3.2 GiB."
+TEXT = "Without ZeRO it would not fit. The fullest device needs 28.0 GB, and gradients take 3.2 GiB."
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def a_plan_is_put_together_with_the_mouse(card: Locator) -> None:
     expect(card.locator(".course-fields [role=status]")).to_contain_text("32 devices, 32 micro-batches", timeout=RUN)
     it_is_run_with_the_mouse(card)
     expect(feedback(card)).to_contain_text("Right.", timeout=RUN)
-    expect(feedback(card)).to_contain_text("3.59 times as fast as the best plan on one node")
+    expect(feedback(card)).to_contain_text("3.57 times as fast as the best plan on one node")
 
 
 def it_is_run_with_the_mouse(card: Locator) -> None:
@@ -108,7 +108,7 @@ def what_is_typed_is_there_after_a_restart(lab: Any, notebook: Any) -> None:
 
 
 def a_section_is_compared(card: Locator) -> None:
-    expect(feedback(card)).to_contain_text("29.7 GB: For all that the fullest device holds", timeout=RUN)
+    expect(feedback(card)).to_contain_text("28.0 GB: For all that the fullest device holds", timeout=RUN)
     expect(feedback(card)).to_contain_text("3.2 GiB (the gradients on the fullest device)")
     expect(feedback(card)).to_contain_text("3 of 3")
     expect(card.get_by_role("checkbox")).to_have_count(5)

@@ -106,7 +106,7 @@ def what_was_predicted_is_told_after_the_run(page: Page) -> None:
         page.keyboard.press("PageDown")
     expect(page.get_by_role("paragraph").filter(has_text="Which samples does each of them get?")).to_be_visible()
     expect(answer).to_be_hidden()
-    code = cell(page, "batches.split(torch.arange(10), 4)")
+    code = cell(page, "batches.split(torch.arange(12), 4)")
     code.locator(".jp-InputArea-prompt").click()
     page.keyboard.press("Control+Enter")
     expect(answer).to_be_visible(timeout=MOVE)
