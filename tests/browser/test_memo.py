@@ -108,7 +108,7 @@ def what_is_typed_is_there_after_a_restart(lab: Any, notebook: Any) -> None:
 
 
 def a_section_is_compared(card: Locator) -> None:
-    expect(feedback(card)).to_contain_text("28.0 GB: For all that the fullest device holds", timeout=RUN)
+    expect(feedback(card)).to_contain_text("all that the fullest device holds, it has 30.1 GB", timeout=RUN)
     expect(feedback(card)).to_contain_text("3.2 GiB (the gradients on the fullest device)")
     expect(feedback(card)).to_contain_text("3 of 3")
     expect(card.get_by_role("checkbox")).to_have_count(5)
