@@ -24,7 +24,7 @@ TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
 CARD = {"font": {"color": INK}, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER}
 BARS = {"barmode": "stack", "uniformtext": {"minsize": 11, "mode": "hide"}}
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-LONG = 5  # rows of at least this many numbers are packed
+LONG = 20  # rows of at least this many numbers are packed
 DIGITS = 9  # of a number in a figure
 NUMBER = re.compile(r"[\d.]*\d")
 
