@@ -20,10 +20,10 @@ from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case, Observed
 from course_lib.classroom.checks.tables import Plans, computing
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
+from course_lib.planner.search import ALIKE
 from course_lib.planner.spec import RECOMPUTE
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
-from lessons.L09_planning.questions import ALIKE
 
 # Memory
 

@@ -24,8 +24,8 @@ from course_lib.figures.axis import duration
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Estimate, Plan, estimate
 from course_lib.planner.memory import FITS
-from course_lib.planner.search import legal_plans
-from lessons.L09_planning.questions import ALIKE, BATCH, MODEL
+from course_lib.planner.search import ALIKE, legal_plans
+from lessons.L09_planning.questions import BATCH, MODEL
 
 DEVICES = ("A100-80GB", "H100-80GB", "H200-141GB", "B200-180GB")
 NETWORKS = ("Ethernet 25", "Ethernet 100", "InfiniBand HDR", "InfiniBand NDR")

@@ -22,7 +22,8 @@
 from textwrap import fill
 
 from course_lib.planner import Cluster, Plan, estimate
-from lessons.L09_planning.questions import ALIKE, BATCH, MODEL
+from course_lib.planner.search import ALIKE
+from lessons.L09_planning.questions import BATCH, MODEL
 
 cluster = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
 print(f"{MODEL.parameters / 1e9:.1f} billion parameters, {cluster.devices} devices, {BATCH} samples in a minibatch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -13,13 +12,11 @@ from course_lib.classroom.questions.units import TIMES
 from course_lib.figures import Timing, speed_up, step_time_by_part
 from course_lib.figures.axis import duration
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
-from course_lib.planner.hardware import half_width
 from course_lib.planner.models import LLAMA3
 
 MODEL = LLAMA3["70B"]
 BATCH = 256
 NODES = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
-ALIKE = math.exp(half_width(stacks=1, measured=1))  # steps of two set-ups on one machine differ as much by chance
 
 
 # Optimizing training efficiency for a large model
