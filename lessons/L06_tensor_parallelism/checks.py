@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from course_lib.classroom.checks.evidence import kind
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import most_sent
-from course_lib.classroom.checks.part import Case, Observed, Values, normal
+from course_lib.classroom.checks.part import Budget, Case, Observed, Values, milliseconds, normal, prepared
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -140,6 +140,52 @@ row_parallel.change("bias_on_one_rank", f"{g} + bias", only_here)
 row_parallel.change("g_on_both_ways", "unchanged", "summed")
 row_parallel.change("f_in_place_of_g", "summed, unchanged", "unchanged, summed")
 row_parallel.change("partial_sums_side_by_side", f"{g} + bias", "side_by_side(partial_sum + bias)")
+
+
+# A block on a slow link
+
+
+def one_after_the_other(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+    y = conjugate(first(conjugate(x, unchanged, summed)), summed, unchanged)
+    z = conjugate(second(conjugate(x, unchanged, summed)), summed, unchanged)
+    return x + y + z
+
+
+def with_one_f_and_g(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+    own = conjugate(x, unchanged, summed)
+    return x + conjugate(first(own) + second(own), summed, unchanged)
+
+
+def _block(n: int, samples: int, width: int) -> Case:
+    return Case(f"{n} ranks, {samples} samples of {width} numbers", n, partial(_block_arguments, samples, width))
+
+
+def _block_arguments(samples: int, width: int, rank: int) -> tuple:
+    x, dy = _random((samples, width), (samples, width), seed=samples)
+    layers = [nn.Linear(width, 3 + rank), nn.ReLU(), nn.Linear(3 + rank, width, bias=False)]
+    return x.requires_grad_(), *(prepared(nn.Sequential(*layers), normal(10 * i + rank)) for i in range(2)), dy
+
+
+def _play_block(fn: Any, x: Tensor, first: nn.Module, second: nn.Module, dy: Tensor) -> Any:
+    fn(x, first, second).backward(dy)
+    return {"x.grad": x.grad}
+
+
+slow = Pace({"forward": 0.02, "backward": 0.04}, Link(0.002, 1e5))
+budget = Budget("emulated milliseconds", milliseconds, 530, 400, with_one_f_and_g)
+faster_block = Exercise(
+    "faster_block",
+    one_after_the_other,
+    _play_block,
+    lambda seed: [_block(2, 3 + seed, 4), _block(3, 2, 5)],
+    _block(4, 64, 16),
+    slow,
+    budget=budget,
+    rounding=1e-12,
+)
+faster_block.change("without_f", "second(conjugate(x, unchanged, summed))", "second(x)")
+faster_block.change("without_g", "z = conjugate(second(conjugate(x, unchanged, summed)), summed, unchanged)", "z = second(x)")
+faster_block.change("in_a_row", "second(conjugate(x,", "second(conjugate(y,")
 
 
 # Attention

@@ -11,17 +11,14 @@ import getpass
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import nbformat
-import psutil
 import pytest
 
 pytestmark = pytest.mark.long
@@ -90,7 +87,7 @@ def ring_all_reduce(tensor):
 # Answers that are not right, and the points of each part.
 STUDENTS: dict[str, tuple[dict[str, str], tuple[float, ...]]] = {
     "half": ({"split_batch": REMAINDER_ON_THE_LAST, "average_gradients": PLAIN_MEAN}, (0.5, 1, 5, 4)),
-    "looping and dying": ({"average_gradients": ENDLESS, "ring_all_reduce": DEADLY}, (2, 0, 0, 0)),
+    "looping and dying": ({"average_gradients": ENDLESS, "ring_all_reduce": DEADLY}, (2, 0, 0, 4)),
     "cheating": ({"split_batch": FOR_THE_VISIBLE_CHECK, "ring_all_reduce": CHEATING}, (0, 3, 0, 4)),
 }
 
@@ -216,14 +213,6 @@ def test_the_grades_are_exported(course: Path) -> None:
     assert scores == {student: sum(earned) for student, (_, earned) in STUDENTS.items()}
 
 
-def test_a_cell_has_longer_where_many_programs_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = runpy.run_path(str(ROOT / "lessons" / "nbgrader_config.py"), {"get_config": MagicMock})
-    for load, limit in ((0.5, 60), (14 * (os.cpu_count() or 1), 14 * 60)):
-        monkeypatch.setattr(psutil, "getloadavg", lambda load=load: (load, load, load))
-        assert config["seconds"](None) == limit
-    assert config["c"].Execute.timeout_func is config["seconds"]
-
-
 def outputs(course: Path, student: str, part: str) -> list[Any]:
     graded = nbformat.read(course / "autograded" / student / NAME / f"{NAME}.ipynb", as_version=4)
     return next(c.outputs for c in graded.cells if c.metadata.get("nbgrader", {}).get("grade_id") == f"check_{part}")
@@ -235,6 +224,7 @@ def outputs(course: Path, student: str, part: str) -> list[Any]:
         ("half", "average_gradients", "How much does one sample count if it is in a small share?"),
         ("cheating", "split_batch", "Your function raised an exception, so its idea could not be tried."),
         ("looping and dying", "average_gradients", "perhaps a loop never ends"),
+        ("looping and dying", "ring_all_reduce", "No cell before the check makes it."),
         ("cheating", "ring_all_reduce", "Your function sends nothing"),
     ],
 )
@@ -244,11 +234,6 @@ def test_a_student_reads_what_is_wrong_and_no_wall_of_text(course: Path, student
     assert float(earned.data["text/plain"]) == STUDENTS[student][1][PARTS.index(part)]
     page = (course / "feedback" / student / NAME / f"{NAME}.html").read_text(encoding="utf-8")
     assert words in page
-
-
-def test_after_a_kernel_has_died_every_cell_says_so(course: Path) -> None:
-    (error,) = outputs(course, "looping and dying", "ring_all_reduce")
-    assert re.fullmatch(r"The kernel died in cell \d+ of this notebook. This cell could not .*", error.evalue)
 
 
 @pytest.mark.parametrize("name", EXERCISES)

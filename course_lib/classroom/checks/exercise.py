@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.classroom.checks.evidence import Evidence
-from course_lib.classroom.checks.part import TIMEOUT, Case, Mistake, Observed, Part
+from course_lib.classroom.checks.part import TIMEOUT, Budget, Case, Mistake, Observed, Part
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, discard
 from course_lib.timeline import Timeline
@@ -75,10 +75,13 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
             wrong = _judge(found, passed)
         if wrong:
             facts = (*wrong.facts, *_what_is_new(case, passed, wrong))
-            return replace(wrong, situation=case.text, facts=facts, share=len(passed) / len(cases))
+            share = 0 if exercise.budget else len(passed) / len(cases)
+            return replace(wrong, situation=case.text, facts=facts, share=share)
         passed.append(found)
     tried = f"Right in all {len(passed)} cases, from {passed[0].case.text} to {passed[-1].case.text}."
     verdict = Verdict(exercise.name, "passed", tried, share=1.0)
+    if exercise.budget:
+        return rated(verdict, exercise, exercise.budget, run)
     return _weigh(verdict, run, exercise.run_right(case), exercise.memory)
 
 
@@ -182,6 +185,20 @@ def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
 
 
 # The price
+
+
+def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict:
+    """The verdict on an exact solution of an open task: its level, and its timeline beside those of others."""
+    others = {"as given": exercise.run_right(exercise.price_case), "best known": exercise.run_best(budget)}
+    yours, given, best = map(budget.amount, (run, *others.values()))
+    scale = {"met": (budget.met, 0.6), "good": (budget.good, 0.8), "best known": (best, 1.0)}
+    reached = [level for level, (most, _) in scale.items() if yours <= most * (1 + 1e-9)]
+    text = f"{verdict.message} It takes {yours:,.0f} {budget.what}: {(reached or ['out of budget'])[-1]}."
+    levels = [f"{given:,.0f} as given", *(f"{most:,.0f} {level}" for level, (most, _) in scale.items())]
+    facts = (("The scale", ", ".join(levels)),)
+    idle = Idle(run.timeline, others["best known"].timeline.idle_fraction(), {k: v.timeline for k, v in others.items()})
+    outcome, share = ("passed", scale[reached[-1]][1]) if reached else ("price", 0.0)
+    return replace(verdict, outcome=outcome, message=text, facts=facts, share=share, idle=idle)
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:

@@ -64,6 +64,20 @@ class Observed(NamedTuple):
     ended_group: bool
 
 
+class Budget(NamedTuple):
+    """The budget of an open task: any change to the right solution is allowed that keeps its result.
+
+    what: counted in the last case, as words behind a number.  amount: of a run.
+    met, good: the most for these levels; the next one is that of `best`, the best solution known.
+    """
+
+    what: str
+    amount: Callable[[Run], float]
+    met: float
+    good: float
+    best: Callable[..., Any]
+
+
 class Mistake(NamedTuple):
     """A wrong solution of a part. fails: whether its run fails."""
 
@@ -91,6 +105,7 @@ class Part:
     compared: the values that matter, by rank, where solutions are free to differ.
     breach: says what is wrong although the result is right; "" if nothing is.  rule: says of a wrong result what no
         mistake of the bank can say.
+    budget: of an open task, whose right solution is the one that students begin with.
     """
 
     name: str
@@ -105,6 +120,7 @@ class Part:
     breach: Callable[[list[Observed]], str] = lambda observed: ""
     rule: Callable[[list[Observed]], str] = lambda observed: ""
     mistakes: list[Mistake] = field(default_factory=list)
+    budget: Budget | None = None
 
     def mistake(self, program: Callable[..., Any], fails: bool = False) -> Callable[..., Any]:
         """Put a wrong solution into the bank."""
@@ -136,6 +152,10 @@ class Part:
         return self.run([self.right], case)
 
     @functools.cache  # noqa: B019
+    def run_best(self, budget: Budget) -> Run:
+        return self.run([budget.best], self.price_case)
+
+    @functools.cache  # noqa: B019
     def run_mistakes(self, case: Case) -> dict[Mistake, list[Observed]]:
         """The results, by rank, of all mistakes whose runs do not fail."""
         mistakes = [mistake for mistake in self.mistakes if not mistake.fails]
@@ -161,6 +181,18 @@ def changed(program: Callable[..., Any], name: str, *places: str) -> Callable[..
     return other
 
 
+# The budget of an open task
+
+
+def most_memory(run: Run) -> float:
+    """The bytes of extra memory of the rank that has most."""
+    return max(float(programs[0].memory) for programs in run.results)
+
+
+def milliseconds(run: Run) -> float:
+    return 1000 * run.timeline.makespan
+
+
 # Ways to play
 
 
@@ -182,22 +214,24 @@ def normal(seed: int) -> Callable[..., Tensor]:
     return functools.partial(torch.randn, generator=random, dtype=torch.float64)
 
 
-def prepared(module: nn.Module, draw: Callable[..., Tensor]) -> nn.Module:
-    """A module with random parameters; its passes advance the emulated clock."""
+def prepared(
+    module: nn.Module, draw: Callable[..., Tensor], work: Callable[[Tensor], float] = lambda _: 1.0
+) -> nn.Module:
+    """A module with random parameters; its passes advance the emulated clock. work: of a pass, from its output."""
     for parameter in module.parameters():
         parameter.data = draw(parameter.shape)
-    module.register_forward_hook(lambda module, inputs, output: on_the_clock(output))
+    module.register_forward_hook(lambda module, inputs, output: on_the_clock(output, work(output)))
     return module
 
 
-def on_the_clock(output: Tensor) -> Tensor:
+def on_the_clock(output: Tensor, work: float = 1.0) -> Tensor:
     """Advance the emulated clock by a forward pass now, and by a backward pass when this output's gradient arrives."""
 
     def backward(_: Tensor) -> None:
-        with compute("backward"):
+        with compute("backward", work=work):
             pass
 
-    with compute("forward"):
+    with compute("forward", work=work):
         pass
     if output.requires_grad:
         output.register_hook(backward)
