@@ -23,25 +23,16 @@ from course_lib.classroom.grader import Grade, Grader, Task
 CALL = re.compile(r'of\("(?P<module>[\w.]+)"\).*checks\.(?P<part>\w+)\((?P<function>\w+)\)', re.DOTALL)
 
 
-here = threading.local()  # each thread has a process that grades
-threads = ThreadPoolExecutor(os.cpu_count())  # ranks wait more than they compute
 begun: dict[Task, Future[Grade]] = {}
 asked: set[str] = set()  # assignments whose class has begun
-
-
-def grade(task: Task) -> Grade:
-    if not hasattr(here, "grader"):
-        here.grader = Grader()
-    grade: Grade = here.grader.grade(task)
-    if here.grader.process.poll() is not None:
-        del here.grader
-    return grade
+here = threading.local()  # each thread has a process that grades
+threads = ThreadPoolExecutor(os.cpu_count(), initializer=lambda: setattr(here, "grader", Grader()))
 
 
 def begin(task: Task) -> Future[Grade]:
     """The grade to come; the same answer is graded once."""
     if task not in begun:
-        begun[task] = threads.submit(grade, task)
+        begun[task] = threads.submit(lambda: here.grader.grade(task))
         begun[task].add_done_callback(show_progress)
     return begun[task]
 
@@ -52,7 +43,7 @@ def show_progress(_: Any) -> None:
 
 
 def is_graded(cell: Any) -> bool:
-    return bool(cell.metadata.get("nbgrader", {}).get("grade"))
+    return cell.cell_type == "code" and bool(cell.metadata.get("nbgrader", {}).get("grade"))
 
 
 def tasks(page: Any, checks: dict[str, str]) -> dict[str, Future[Grade]]:
@@ -88,13 +79,11 @@ class GradeAnswers(NbGraderPreprocessor):
 
     def waiting(self, page: Any) -> list[Path]:
         """The files of the same page that nbgrader will come to; none if they were asked for before."""
-        if page["assignment"] in asked or asked.add(page["assignment"]):
+        name, root = page["assignment"], Path(CourseDirectory(config=self.config).root)
+        if name in asked or asked.add(name):
             return []
-        course = CourseDirectory(config=self.config)
-        submitted = course.format_path(course.submitted_directory, course.student_id, page["assignment"])
-        files = Path(course.root).glob(f"{os.path.relpath(submitted, course.root)}/{page['notebook']}.ipynb")
-        done = course.format_path(course.autograded_directory, "{}", page["assignment"])
-        return [file for file in sorted(files) if not Path(done.format(file.parents[1].name)).exists()]
+        files = sorted(root.glob(f"submitted/*/{name}/{page['notebook']}.ipynb"))
+        return [file for file in files if not (root / "autograded" / file.parents[1].name / name).exists()]
 
 
 c = get_config()  # type: ignore[name-defined]  # noqa: F821  (nbgrader gives it to this file)

@@ -22,16 +22,15 @@ from course_lib.ranks.worker.cells import remember_source
 
 PLACE = "answer"  # the name of its file in a traceback
 MAY_IMPORT = re.compile(
-    r"course_lib(\.(data|figures|instruments|launch|model|planner|schedules|timeline).*)?|torch(\.[a-z]\w*)*|"
-    r"course_lib\.mechanisms\.(tensor_parallel\.linear\.conjugate|collectives\.all_reduce_in)|"  # given to students
-    "__future__|abc|bisect|collections(.abc)?|contextlib|copy|dataclasses|enum|fractions|functools|heapq|itertools|"
-    "math|numpy|operator|random|statistics|string|time|typing|warnings"
+    r"(course_lib|torch|numpy|__future__|bisect|collections|contextlib|copy|dataclasses|enum|fractions|functools|heapq|"
+    r"itertools|math|operator|random|statistics|string|time|typing|warnings)(\..+)?"
 )
+GIVEN = re.compile(r"^from course_lib\.mechanisms\.\S+ import (conjugate|all_reduce_in)$", re.MULTILINE)  # to students
 # The words that reach this library, files or other processes from within a function, and that none needs.
-SPECIAL = "__(?!(init|call|len|iter|next|[gs]etitem|enter|exit|post_init|eq|lt|hash|repr|name)__).+"
 SUSPICIOUS = re.compile(
     "breakpoint|builtins|classroom|compile|ctypes|delattr|eval|exec|getattr|globals|hub|importlib|lessons|locals|"
-    f"mechanisms|open|os|pickle|setattr|subprocess|sys|vars|{SPECIAL}"
+    "mechanisms|open|os|pickle|setattr|subprocess|sys|vars|"
+    "__(?!(future|init|call|len|iter|next|[gs]etitem|enter|exit|post_init|eq|lt|hash|repr|name)__).+"
 )
 
 
@@ -76,17 +75,16 @@ class Answer:
 
     def suspicious(self) -> list[str]:
         """What no answer needs and a cheat may: modules, words and names of others that it replaces, each once."""
-        nodes = list(ast.walk(ast.parse(self.text)))
-        imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-        modules = [f"import {name}" for one in imports for name in _modules(one) if not MAY_IMPORT.fullmatch(name)]
-        names = {alias.asname or alias.name for one in imports for alias in one.names}
-        attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-        roots = [ast.unparse(one).split(".")[0] for one in attributes]
-        pairs = list(zip(attributes, roots, strict=True))
-        private = [a.attr for a, root in pairs if re.match("_[^_]", a.attr) and root != "self"]
-        replaced = [ast.unparse(a) for a, root in pairs if root in names and not isinstance(a.ctx, ast.Load)]
+        nodes = list(ast.walk(ast.parse(GIVEN.sub("", self.text))))
+        imports = [(node, one) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for one in node.names]
+        modules = [str(getattr(node, "module", one.name)) for node, one in imports]
+        unusual = [f"import {module}" for module in modules if not MAY_IMPORT.fullmatch(module)]
+        attributes = [(node, ast.unparse(node)) for node in nodes if isinstance(node, ast.Attribute)]
+        private = [one.attr for one, text in attributes if re.match("_[^_]", one.attr) and not text.startswith("self.")]
+        foreign = tuple(f"{one.asname or one.name}." for _, one in imports)
+        replaced = [text for one, text in attributes if text.startswith(foreign) and not isinstance(one.ctx, ast.Load)]
         words = [word for node in nodes for word in _words(node) if SUSPICIOUS.fullmatch(word)]
-        return sorted({*modules, *private, *replaced, *words})
+        return sorted({*unusual, *private, *replaced, *words})
 
 
 def answer(cells: Iterable[str], name: str) -> Answer:
@@ -120,15 +118,7 @@ def _names(statement: str) -> tuple[set[str], set[str]]:
     return bound | ({"*"} if statement.endswith(" import *") else set()), used
 
 
-def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [one.name for one in node.names]
-    module = f"{node.module}"
-    return [f"{module}.{one.name}" if module.startswith("course_lib") else module for one in node.names]
-
-
 def _words(node: ast.AST) -> list[str]:
     """The identifiers in a node; of a text without spaces, such as a name for getattr, its parts."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.split(r"\W+", node.value) if " " not in node.value else []
-    return [one for field in ("id", "attr", "name") if isinstance(one := getattr(node, field, None), str)]
+    texts = [getattr(node, field, None) for field in ("id", "attr", "name", "module", "value")]
+    return [word for text in texts if isinstance(text, str) and " " not in text for word in re.split(r"\W+", text)]

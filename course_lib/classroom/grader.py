@@ -32,6 +32,9 @@ class Grader:
     """A process that grades one answer after the other, out of reach of signals for this one, and ends with it."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
         fork_server.warm_up()  # all share it
         server: Any = forkserver._forkserver
         shared = {**os.environ, fork_server.SHARED: server._forkserver_address or ""}
@@ -44,4 +47,6 @@ class Grader:
         print(text, file=self.process.stdin, flush=True)
         if line := self.process.stdout.readline():
             return Grade(*json.loads(line))
-        return Grade({"text/plain": f"The check ended with code {self.process.wait()}. Please report this."}, 0.0)
+        code = self.process.wait()
+        self.begin()
+        return Grade({"text/plain": f"The check ended with code {code}. Please report this."}, 0.0)

@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 from course_lib import data
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import sent_more
-from course_lib.classroom.checks.part import Budget, Case, Observed, changed, effect, milliseconds, normal, on_the_clock
+from course_lib.classroom.checks.part import Case, Observed, changed, effect, normal, on_the_clock
 from course_lib.instruments.watch import Watch
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Link, Pace
@@ -257,14 +257,9 @@ backward_in_buckets.change("not_yet_there", hooked, "register_hook(lambda _, one
 
 def each_alone(model: nn.Module, loss: Tensor) -> None:
     loss.backward()
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
-
-
-def of_two_layers(model: nn.Module, loss: Tensor) -> None:
-    in_buckets(model, loss, 544)
+    for gradient in gradients(model):
+        dist.all_reduce(gradient)
+        gradient /= dist.get_world_size()
 
 
 def _play_any(fn: Callable, model: nn.Sequential, minibatches: list, bucket_size: int) -> None:
@@ -276,15 +271,13 @@ def _play_any(fn: Callable, model: nn.Sequential, minibatches: list, bucket_size
 
 
 def _any_cases(seed: int) -> list[Case]:
-    again = "a second step with the same model"
-    return [_layers(2, 3, 0, seed), _layers(3, 2, 0, seed, FROZEN, frozen=1), _layers(2, 2, 0, seed, again, steps=2)]
+    return [_layers(2, 3, 0, seed), _layers(3, 2, 0, seed, FROZEN, 2, frozen=1)]
 
 
-pace = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.015, bandwidth=108_800))
-budget = Budget("emulated milliseconds", milliseconds, 1500, 1410, of_two_layers)
-faster_backward = Exercise(
-    "faster_backward", each_alone, _play_any, _any_cases, _layers(4, 8, 0, 0, width=16), pace, budget=budget, rounding=1e-12
-)
-faster_backward.change("summed", "parameter.grad /= dist.get_world_size()", "pass")
-faster_backward.change("not_awaited", "dist.all_reduce(parameter.grad)", "pass")
-faster_backward.change("weights_alone", "parameter.grad is not None", "parameter.dim() > 1 and parameter.requires_grad")
+price, pace = _layers(4, 8, 0, 0, width=16), Pace({"forward": 0.05, "backward": 0.1}, Link(0.015, 108_800))
+levels = "emulated milliseconds", 1500, 1410, lambda model, loss: in_buckets(model, loss, 544)
+any_buckets = partial(Exercise, rounding=1e-12, budget=levels)
+faster_backward = any_buckets("faster_backward", each_alone, _play_any, _any_cases, price, pace)
+faster_backward.change("summed", "gradient /= dist.get_world_size()", "pass")
+faster_backward.change("not_awaited", "dist.all_reduce(gradient)", "pass")
+faster_backward.change("weights_alone", "in gradients(model)", "in [one for one in gradients(model) if one.dim() > 1]")

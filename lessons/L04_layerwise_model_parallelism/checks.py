@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Budget, Case, changed, most_memory, normal, prepared
+from course_lib.classroom.checks.part import Case, changed, normal, prepared
 from course_lib.classroom.checks.tables import Plans, as_numbers, computing
 from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Link, Pace
@@ -144,16 +144,14 @@ def passed_on(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Callab
     return loss
 
 
-def _steps(
-    n: int, layers: int, seed: int, steps: int = 1, frozen: int = -1, new: str = "", wider: int = 0, samples: int = 3
-) -> Case:
+def _steps(n: int, layers: int, seed: int, steps: int = 1, frozen: int = -1, new: str = "", **sizes: int) -> Case:
     text = f"{n} ranks, {layers} layer{'s' * (layers > 1)} on each" + f", {steps} minibatches" * (steps > 1)
-    arguments = partial(_one_stage_each, n, layers, seed, steps, frozen, wider, samples)
+    arguments = partial(_one_stage_each, n, layers, seed, steps, frozen, **sizes)
     return Case(text + f", those of rank {frozen} frozen" * (frozen >= 0), n, arguments, new)
 
 
 def _one_stage_each(
-    n: int, layers: int, seed: int, steps: int, frozen: int, wider: int, samples: int, rank: int
+    n: int, layers: int, seed: int, steps: int, frozen: int, rank: int, wider: int = 0, samples: int = 3
 ) -> tuple:
     """Stages of equal width, so that shapes fit whatever the mistake; with `wider`, each is wider than the last."""
     own, common = normal(10 * seed + rank), normal(10 * seed + 9)
@@ -204,11 +202,10 @@ def sample_by_sample(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn:
     return total
 
 
-budget = Budget("bytes of extra memory", most_memory, 8_276, 4_138, sample_by_sample)
 price = _steps(4, 4, 0, samples=64, new="a minibatch of 64 samples")
-lighter_step = Exercise(
-    "lighter_step", passed_on, _play_steps, lambda seed: _all_steps(seed)[2:5], price, PACE, budget=budget, rounding=1e-12
-)
+levels = "bytes of extra memory", 8_276, 4_138, sample_by_sample
+in_little_memory = partial(Exercise, rounding=1e-12, budget=levels)
+lighter_step = in_little_memory("lighter_step", passed_on, _play_steps, lambda s: _all_steps(s)[2:5], price, PACE)
 share = " * (len(b) / len(targets))"
 lighter_step.mistake(changed(sample_by_sample, "losses_summed", share, ""))
 lighter_step.mistake(changed(sample_by_sample, "last_loss", " + (0 if total is None else total)", ""))

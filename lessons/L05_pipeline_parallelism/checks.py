@@ -16,17 +16,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import (
-    Budget,
-    Case,
-    Observed,
-    changed,
-    effect,
-    milliseconds,
-    normal,
-    on_the_clock,
-    prepared,
-)
+from course_lib.classroom.checks.part import Case, Observed, changed, effect, normal, on_the_clock, prepared
 from course_lib.classroom.checks.tables import Plans, computing
 from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Link, Pace
@@ -267,18 +257,9 @@ def _uneven_cases(seed: int) -> list[Case]:
 
 
 halves = "[len(inputs) // 2, len(inputs) - len(inputs) // 2]"
-small_first = changed(in_halves, "small_first", halves, "[2, *map(len, inputs[2:].split(4))]")
-budget = Budget("emulated milliseconds", milliseconds, 270, 258, small_first)
-faster_pipeline = Exercise(
-    "faster_pipeline",
-    in_halves,
-    effect,
-    _uneven_cases,
-    _uneven(4, 24, 0),
-    Pace({"forward": 0.001, "backward": 0.002}, Link(0.001)),
-    budget=budget,
-    rounding=1e-12,
-)
+levels = "emulated milliseconds", 270, 258, changed(in_halves, "best", halves, "[2, *map(len, inputs[2:].split(4))]")
+uneven = partial(Exercise, pace=Pace({"forward": 0.001, "backward": 0.002}, Link(0.001)), budget=levels)
+faster_pipeline = uneven("faster_pipeline", in_halves, effect, _uneven_cases, _uneven(4, 24, 0), rounding=1e-12)
 faster_pipeline.change("losses_summed", "loss_fn, width)", "lambda a, b: 2 * loss_fn(a, b), width)")
 faster_pipeline.change("first_alone", "len(sizes))", "1)")
 faster_pipeline.change("out_of_order", "inputs.split", "inputs.flip(0).split")

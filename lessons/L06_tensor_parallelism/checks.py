@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from course_lib.classroom.checks.evidence import kind
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import most_sent
-from course_lib.classroom.checks.part import Budget, Case, Observed, Values, milliseconds, normal, prepared
+from course_lib.classroom.checks.part import Case, Observed, Values, normal, prepared
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -162,29 +162,23 @@ def _block(n: int, samples: int, width: int) -> Case:
 
 def _block_arguments(samples: int, width: int, rank: int) -> tuple:
     x, dy = _random((samples, width), (samples, width), seed=samples)
-    layers = [nn.Linear(width, 3 + rank), nn.ReLU(), nn.Linear(3 + rank, width, bias=False)]
-    return x.requires_grad_(), *(prepared(nn.Sequential(*layers), normal(10 * i + rank)) for i in range(2)), dy
+    pairs = [(nn.Linear(width, 3 + rank), nn.Linear(3 + rank, width, bias=False)) for _ in range(2)]
+    cut = [prepared(nn.Sequential(up, nn.ReLU(), down), normal(10 + rank)) for up, down in pairs]
+    return x.requires_grad_(), *cut, dy
 
 
 def _play_block(fn: Any, x: Tensor, first: nn.Module, second: nn.Module, dy: Tensor) -> Any:
-    fn(x, first, second).backward(dy)
-    return {"x.grad": x.grad}
+    (y := fn(x, first, second)).backward(dy)
+    return {"y": y, "x.grad": x.grad}
 
 
-slow = Pace({"forward": 0.02, "backward": 0.04}, Link(0.002, 1e5))
-budget = Budget("emulated milliseconds", milliseconds, 530, 400, with_one_f_and_g)
-faster_block = Exercise(
-    "faster_block",
-    one_after_the_other,
-    _play_block,
-    lambda seed: [_block(2, 3 + seed, 4), _block(3, 2, 5)],
-    _block(4, 64, 16),
-    slow,
-    budget=budget,
-    rounding=1e-12,
+_blocks, pace = lambda seed: [_block(2, 3 + seed, 4), _block(3, 2, 5)], Pace(PACE.device, Link(0.002, 1e5))
+levels = ("emulated milliseconds", 530, 400, with_one_f_and_g)
+faster_block = partial(Exercise, rounding=1e-12, budget=levels)(
+    "faster_block", one_after_the_other, _play_block, _blocks, _block(4, 64, 16), pace
 )
 faster_block.change("without_f", "second(conjugate(x, unchanged, summed))", "second(x)")
-faster_block.change("without_g", "z = conjugate(second(conjugate(x, unchanged, summed)), summed, unchanged)", "z = second(x)")
+faster_block.change("averaged", "y + z", "(y + z) / dist.get_world_size()")
 faster_block.change("in_a_row", "second(conjugate(x,", "second(conjugate(y,")
 
 

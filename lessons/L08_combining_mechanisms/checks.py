@@ -20,7 +20,7 @@ from torch import Tensor
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import most_sent
-from course_lib.classroom.checks.part import Budget, Case, Observed, milliseconds, normal
+from course_lib.classroom.checks.part import Case, Observed, normal
 from course_lib.classroom.checks.tables import as_number, as_numbers
 from course_lib.mechanisms.mesh import AXES, Mesh
 from course_lib.ranks import Link, Pace
@@ -262,18 +262,14 @@ def at_once(gradients: list[Any], added_on: list[Axes], groups: dict[str, Any]) 
         one.copy_(mean.view_as(one) / dist.get_world_size(groups["dp"]))
 
 
-pace = Pace({"backward": 0.04}, Link(0.002, 1e5), inter_node=Link(0.003, 5e4), devices_per_node=4)
-budget = Budget("emulated milliseconds", milliseconds, 72, 61.5, at_once)
-faster_completion = Exercise(
-    "faster_completion",
-    in_turn,
-    _play_step,
-    lambda seed: _on_meshes(_arisen, seed)[5:],
-    _on_mesh(_arisen, (2, 2, 2)),
-    pace,
-    budget=budget,
-    rounding=1e-12,
-)
-faster_completion.change("summed", " / dist.get_world_size(groups[\"dp\"])", "")
+def _few_meshes(seed: int) -> list[Case]:
+    return _on_meshes(_arisen, seed)[6:]
+
+
+price, slow = _on_mesh(_arisen, (2, 2, 2)), Link(0.003, 5e4)
+levels = "emulated milliseconds", 72, 61.5, at_once
+on_nodes = partial(Exercise, pace=Pace(PACE.device, Link(0.002, 1e5), slow, 4), rounding=1e-12, budget=levels)
+faster_completion = on_nodes("faster_completion", in_turn, _play_step, _few_meshes, price)
+faster_completion.change("summed", ' / dist.get_world_size(groups["dp"])', "")
 faster_completion.change("partial_sums_left", "axis in axes or ", "")
-faster_completion.change("all_added", "axis in axes or axis == \"dp\"", "True")
+faster_completion.change("all_added", 'axis in axes or axis == "dp"', "True")

@@ -34,7 +34,8 @@ checks = grading.of("lessons.L{}.checks")
 
 ### END HIDDEN TESTS
 """
-PARTS = ("split_batch", "average_gradients", "ring_all_reduce", "backward_in_buckets")
+PARTS = ("split_batch", "average_gradients", "ring_all_reduce", "backward_in_buckets", "faster_backward")
+WHY = "why_faster_backward"  # three sentences, which a person grades
 
 REMAINDER_ON_THE_LAST = """
 def split_batch(batch, rank, world_size):
@@ -86,9 +87,9 @@ def ring_all_reduce(tensor):
 """
 # Answers that are not right, and the points of each part.
 STUDENTS: dict[str, tuple[dict[str, str], tuple[float, ...]]] = {
-    "half": ({"split_batch": REMAINDER_ON_THE_LAST, "average_gradients": PLAIN_MEAN}, (0.5, 1, 5, 4)),
-    "looping and dying": ({"average_gradients": ENDLESS, "ring_all_reduce": DEADLY}, (2, 0, 0, 4)),
-    "cheating": ({"split_batch": FOR_THE_VISIBLE_CHECK, "ring_all_reduce": CHEATING}, (0, 3, 0, 4)),
+    "half": ({"split_batch": REMAINDER_ON_THE_LAST, "average_gradients": PLAIN_MEAN}, (0.5, 1, 5, 4, 3)),
+    "looping and dying": ({"average_gradients": ENDLESS, "ring_all_reduce": DEADLY}, (2, 0, 0, 4, 3)),
+    "cheating": ({"split_batch": FOR_THE_VISIBLE_CHECK, "ring_all_reduce": CHEATING}, (0, 3, 0, 4, 3)),
 }
 
 
@@ -102,7 +103,7 @@ def notebook(folder: str, name: str = NAME) -> Any:
 
 def solutions(name: str = NAME) -> dict[str, str]:
     """The solutions in the cells that students fill in, by grade_id."""
-    cells = (cell for cell in notebook("solutions", name).cells if "nbgrader" in cell.metadata)
+    cells = (c for c in notebook("solutions", name).cells if c.cell_type == "code" and "nbgrader" in c.metadata)
     return {cell.metadata.nbgrader.grade_id: cell.source for cell in cells if cell.metadata.nbgrader.solution}
 
 
@@ -201,10 +202,12 @@ def test_a_submission_gets_what_it_earned(course: Path, student: str) -> None:
     with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
         grades = gradebook.find_submission_notebook(NAME, NAME, student).grades
         scores = {grade.name: (grade.score, grade.max_score) for grade in grades}
+        by_hand = [grade.name for grade in grades if grade.needs_manual_grade]
     assert scores == {
         f"check_{part}": (earned, of)
-        for part, earned, of in zip(PARTS, STUDENTS[student][1], (2, 3, 5, 4), strict=True)
-    }
+        for part, earned, of in zip(PARTS, STUDENTS[student][1], (2, 3, 5, 4, 3), strict=True)
+    } | {WHY: (0, 2)}
+    assert by_hand == [WHY]
 
 
 def test_the_grades_are_exported(course: Path) -> None:
@@ -247,11 +250,12 @@ def test_an_exercise_shows_no_solution_and_no_hidden_test(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_every_grade_is_given_by_a_check_in_a_process_of_its_own(name: str) -> None:
-    graded = [c.source for c in notebook("solutions", name).cells if c.metadata.get("nbgrader", {}).get("grade")]
+    marked = [cell for cell in notebook("solutions", name).cells if cell.metadata.get("nbgrader", {}).get("grade")]
+    graded = [cell.source for cell in marked if cell.cell_type == "code"]
     assert len(graded) == len(solutions(name))
     for source in graded:
         assert source.startswith(REBOUND.format(name)), source
-        assert re.search(r"\.points\(\d+\)$", source)
+        assert re.search(r"checks\.\w+\(\w+\)[^()]*\.points\(\d+\)$", source)
 
 
 def test_validating_shows_the_verdict(tmp_path: Path) -> None:

@@ -52,8 +52,10 @@ checks = Checks()
 print('[{"text/plain": "Right."}, 1.0]', flush=True)
 """,
 }
-HELD = {
-    "__reduce__": """
+HELD = [  # the words that are told, and a cell
+    (
+        "__reduce__",
+        """
 class Passed:
     def __reduce__(self):
         return (print, ("in the process that grades",))
@@ -61,51 +63,81 @@ class Passed:
         return Passed()
 split_batch = Passed()
 """,
-    "import lessons.L02_data_parallelism": """
+    ),
+    (
+        "import lessons.L02_data_parallelism, lessons",
+        """
 def split_batch(batch, rank, world_size):
     return checks.split_batch.right(batch, rank, world_size)
 """,
-    "exec, open": """
+    ),
+    (
+        "exec, open",
+        """
 def split_batch(batch, rank, world_size):
     page = open("../../solutions/02_data_parallelism/02_data_parallelism.ipynb").read()
     exec(page)
 """,
-    "import gc": """
+    ),
+    (
+        "import gc",
+        """
 import gc
 def split_batch(batch, rank, world_size):
     (check,) = [one for one in gc.get_objects() if type(one).name == "split_batch"]
     return check.play(batch, rank, world_size)
 """,
-    "import course_lib.mechanisms.batches": """
+    ),
+    (
+        "mechanisms",
+        """
 def split_batch(batch, rank, world_size):
     from course_lib.mechanisms import batches
     return batches.split(batch, world_size)[rank]
 """,
-    "mechanisms": """
+    ),
+    (
+        "mechanisms",
+        """
 import course_lib
 def split_batch(batch, rank, world_size):
     return course_lib.mechanisms.batches.split(batch, world_size)[rank]
 """,
-    "getattr, lessons": """
+    ),
+    (
+        "getattr, lessons",
+        """
 def split_batch(batch, rank, world_size):
     return getattr(torch, "s" + "ys").modules["lessons.L02" + "_data_parallelism.checks_splitting"]
 """,
-    "_getframe, import sys, sys": """
+    ),
+    (
+        "_getframe, import sys, sys",
+        """
 import sys
 def split_batch(batch, rank, world_size):
     return sys._getframe(1).f_locals
 """,
-    "dist.all_reduce": """
+    ),
+    (
+        "dist.all_reduce",
+        """
 def split_batch(batch, rank, world_size):
     dist.all_reduce = lambda tensor: None
     return batch
 """,
-    "setattr": """
+    ),
+    (
+        "setattr",
+        """
 def split_batch(batch, rank, world_size):
     setattr(torch, "equal", lambda one, other: True)
     return batch
 """,
-    "__torch_function__": """
+    ),
+    (
+        "__torch_function__",
+        """
 class Anything(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -113,11 +145,15 @@ class Anything(torch.Tensor):
 def split_batch(batch, rank, world_size):
     return batch.as_subclass(Anything)
 """,
-    "__builtins__": """
+    ),
+    (
+        "__builtins__",
+        """
 def split_batch(batch, rank, world_size):
     return __builtins__["o" + "pen"]("solution")
 """,
-}
+    ),
+]
 
 
 def graded(*cells: str) -> Grade:
@@ -131,9 +167,9 @@ def test_what_surrounds_an_answer_is_not_in_it() -> None:
     assert graded(*AROUND_AN_ANSWER.values(), WRONG).share == 0
 
 
-@pytest.mark.parametrize("words", HELD)
-def test_an_answer_that_reaches_for_the_check_waits_for_a_person(words: str) -> None:
-    grade = graded(HELD[words])
+@pytest.mark.parametrize(("words", "cell"), HELD)
+def test_an_answer_that_reaches_for_the_check_waits_for_a_person(words: str, cell: str) -> None:
+    grade = graded(cell)
     assert f"it says {words}, which" in grade.bundle["text/plain"] and grade.share == 0
 
 

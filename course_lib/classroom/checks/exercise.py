@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.classroom.checks.evidence import Evidence
-from course_lib.classroom.checks.part import TIMEOUT, Budget, Case, Mistake, Observed, Part
+from course_lib.classroom.checks.part import AMOUNTS, TIMEOUT, Budget, Case, Mistake, Observed, Part
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, discard
 from course_lib.timeline import Timeline
@@ -189,16 +189,16 @@ def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
 
 def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict:
     """The verdict on an exact solution of an open task: its level, and its timeline beside those of others."""
-    others = {"as given": exercise.run_right(exercise.price_case), "best known": exercise.run_best(budget)}
-    yours, given, best = map(budget.amount, (run, *others.values()))
-    scale = {"met": (budget.met, 0.6), "good": (budget.good, 0.8), "best known": (best, 1.0)}
-    reached = [level for level, (most, _) in scale.items() if yours <= most * (1 + 1e-9)]
-    text = f"{verdict.message} It takes {yours:,.0f} {budget.what}: {(reached or ['out of budget'])[-1]}."
-    levels = [f"{given:,.0f} as given", *(f"{most:,.0f} {level}" for level, (most, _) in scale.items())]
-    facts = (("The scale", ", ".join(levels)),)
-    idle = Idle(run.timeline, others["best known"].timeline.idle_fraction(), {k: v.timeline for k, v in others.items()})
-    outcome, share = ("passed", scale[reached[-1]][1]) if reached else ("price", 0.0)
-    return replace(verdict, outcome=outcome, message=text, facts=facts, share=share, idle=idle)
+    what, met, good, program = budget
+    given, best = exercise.run_right(exercise.price_case), exercise.run_best(program)
+    yours, at_first, least = map(AMOUNTS[what], (run, given, best))
+    scale = {"out of budget": (at_first, 0.0), "met": (met, 0.6), "good": (good, 0.8), "best known": (least, 1.0)}
+    level = [name for name, (most, _) in scale.items() if yours <= most * (1 + 1e-9) or not scale[name][1]][-1]
+    text = f"{verdict.message} It takes {yours:,.0f} {what}: {level}."
+    facts = (("The scale", f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known"),)
+    beside = {"as given": given.timeline, "best known": best.timeline}
+    idle, share = Idle(run.timeline, best.timeline.idle_fraction(), beside), scale[level][1]
+    return replace(verdict, outcome="passed" if share else "price", message=text, facts=facts, share=share, idle=idle)
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:

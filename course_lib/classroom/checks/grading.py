@@ -15,14 +15,12 @@ answer with words that this takes is not run: a person looks at it first.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
 
 from course_lib.classroom.answers import PLACE, Answer
 from course_lib.classroom.checks.exercise import Exercise
@@ -37,20 +35,16 @@ HELD = (
 )
 
 
-@dataclass(frozen=True)
-class of:
+def of(module: str) -> SimpleNamespace:
     """The checks of this module with numbers that nobody has seen, each called with a function alone."""
-
-    module: str
-
-    def __getattr__(self, name: str) -> Callable[[Any], Verdict]:
-        if os.environ.get("NBGRADER_EXECUTION") == "autograde":
-            raise RuntimeError("a kernel does not grade: put lessons/nbgrader_config.py into the folder of the class")
-        return functools.partial(_check(self.module, name), seed=SEED)
+    if os.environ.get("NBGRADER_EXECUTION") == "autograde":
+        raise RuntimeError("a kernel does not grade: put lessons/nbgrader_config.py into the folder of the class")
+    known = vars(importlib.import_module(module)).items()
+    return SimpleNamespace(**{name: partial(one, seed=SEED) for name, one in known if isinstance(one, Exercise)})
 
 
 def grade(task: Task) -> Grade:
-    check, answer = _check(task.module, task.part), task.answer
+    check, answer = getattr(importlib.import_module(task.module), task.part), task.answer
     remember_source(PLACE, answer.text)
     if not answer.text:
         verdict = Verdict(answer.name, "unwritten", "No cell before the check makes it.")
@@ -61,13 +55,6 @@ def grade(task: Task) -> Grade:
             check.run_right(case)  # before an answer has run on the same ranks
         verdict = check(answer, SEED)
     return Grade(verdict._repr_mimebundle_(), verdict.share)
-
-
-def _check(module: str, name: str) -> Exercise:
-    """A check of a module. Raises AttributeError if there is no such check."""
-    if not isinstance(exercise := getattr(importlib.import_module(module), name), Exercise):
-        raise AttributeError(f"there is no check {name!r} in {module}")
-    return exercise
 
 
 def _main() -> None:

@@ -32,6 +32,13 @@ from course_lib.timeline import compute
 TIMEOUT = 10.0  # seconds
 Value = Tensor | str  # a value that is not a tensor, in words
 Values = dict[str, Value]
+Budget = tuple[str, float, float, Callable[..., Any]]
+
+
+AMOUNTS: dict[str, Callable[[Run], float]] = {
+    "emulated milliseconds": lambda run: 1000 * run.timeline.makespan,
+    "bytes of extra memory": lambda run: max(programs[0].memory for programs in run.results),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,20 +71,6 @@ class Observed(NamedTuple):
     ended_group: bool
 
 
-class Budget(NamedTuple):
-    """The budget of an open task: any change to the right solution is allowed that keeps its result.
-
-    what: counted in the last case, as words behind a number.  amount: of a run.
-    met, good: the most for these levels; the next one is that of `best`, the best solution known.
-    """
-
-    what: str
-    amount: Callable[[Run], float]
-    met: float
-    good: float
-    best: Callable[..., Any]
-
-
 class Mistake(NamedTuple):
     """A wrong solution of a part. fails: whether its run fails."""
 
@@ -105,7 +98,8 @@ class Part:
     compared: the values that matter, by rank, where solutions are free to differ.
     breach: says what is wrong although the result is right; "" if nothing is.  rule: says of a wrong result what no
         mistake of the bank can say.
-    budget: of an open task, whose right solution is the one that students begin with.
+    budget: of an open task, which begins with the right solution, and in which any change is allowed that keeps its
+        result: the kind of AMOUNTS, the most that meets the budget and that is good, and the best solution known.
     """
 
     name: str
@@ -152,8 +146,8 @@ class Part:
         return self.run([self.right], case)
 
     @functools.cache  # noqa: B019
-    def run_best(self, budget: Budget) -> Run:
-        return self.run([budget.best], self.price_case)
+    def run_best(self, best: Callable) -> Run:
+        return self.run([best], self.price_case)
 
     @functools.cache  # noqa: B019
     def run_mistakes(self, case: Case) -> dict[Mistake, list[Observed]]:
@@ -181,18 +175,6 @@ def changed(program: Callable[..., Any], name: str, *places: str) -> Callable[..
     return other
 
 
-# The budget of an open task
-
-
-def most_memory(run: Run) -> float:
-    """The bytes of extra memory of the rank that has most."""
-    return max(float(programs[0].memory) for programs in run.results)
-
-
-def milliseconds(run: Run) -> float:
-    return 1000 * run.timeline.makespan
-
-
 # Ways to play
 
 
@@ -214,13 +196,11 @@ def normal(seed: int) -> Callable[..., Tensor]:
     return functools.partial(torch.randn, generator=random, dtype=torch.float64)
 
 
-def prepared(
-    module: nn.Module, draw: Callable[..., Tensor], work: Callable[[Tensor], float] = lambda _: 1.0
-) -> nn.Module:
-    """A module with random parameters; its passes advance the emulated clock. work: of a pass, from its output."""
+def prepared(module: nn.Module, draw: Callable[..., Tensor]) -> nn.Module:
+    """A module with random parameters; its passes advance the emulated clock."""
     for parameter in module.parameters():
         parameter.data = draw(parameter.shape)
-    module.register_forward_hook(lambda module, inputs, output: on_the_clock(output, work(output)))
+    module.register_forward_hook(lambda module, inputs, output: on_the_clock(output))
     return module
 
 
