@@ -24,7 +24,6 @@ CALL = re.compile(r'of\("(?P<module>[\w.]+)"\).*checks\.(?P<part>\w+)\((?P<funct
 
 
 begun: dict[Task, Future[Grade]] = {}
-asked: set[str] = set()  # assignments whose class has begun
 here = threading.local()  # each thread has a process that grades
 threads = ThreadPoolExecutor(os.cpu_count(), initializer=lambda: setattr(here, "grader", Grader()))
 
@@ -63,25 +62,19 @@ class GradeAnswers(NbGraderPreprocessor):
 
     def preprocess(self, nb: Any, resources: Any) -> Any:
         checks = {cell.metadata.nbgrader.grade_id: cell.source for cell in nb.cells if is_graded(cell)}
-        grades = tasks(nb, checks)
-        for path in self.waiting(resources["nbgrader"]):
+        is_first, grades = not begun, tasks(nb, checks)
+        for path in self.waiting(resources["nbgrader"]) if is_first else []:
             with contextlib.suppress(Exception):  # nbgrader says so when its turn comes
                 tasks(nbformat.read(path, as_version=4), checks)
         for cell in filter(is_graded, nb.cells):
             bundle, share = grades[cell.metadata.nbgrader.grade_id].result()
             points = {"text/plain": str(int(2 * share * cell.metadata.nbgrader.points) / 2)}  # half points
-            cell.execution_count = 1
-            cell.outputs = [
-                v4.new_output("display_data", data=bundle),
-                v4.new_output("execute_result", data=points, execution_count=1),
-            ]
+            cell.outputs = [v4.new_output("display_data", data=bundle), v4.new_output("execute_result", data=points)]
         return nb, resources
 
     def waiting(self, page: Any) -> list[Path]:
-        """The files of the same page that nbgrader will come to; none if they were asked for before."""
+        """The files of the same page that nbgrader will come to."""
         name, root = page["assignment"], Path(CourseDirectory(config=self.config).root)
-        if name in asked or asked.add(name):
-            return []
         files = sorted(root.glob(f"submitted/*/{name}/{page['notebook']}.ipynb"))
         return [file for file in files if not (root / "autograded" / file.parents[1].name / name).exists()]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import inspect
 import re
 import symtable
 from collections.abc import Iterable, Iterator
@@ -52,26 +51,9 @@ class Answer:
         return made
 
     @property
-    def __name__(self) -> str:
-        return self.name
-
-    @property
     def __code__(self) -> CodeType | None:
         codes = (one for one in compile(self.text, PLACE, "exec").co_consts if isinstance(one, CodeType))
         return next((code for code in codes if code.co_name == self.name), None)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """The arguments; their defaults and annotations, which would have to be run, are left out."""
-        stub: Any = ast.parse("lambda *args: None", mode="eval")
-        for one in ast.parse(self.text).body:
-            if isinstance(one, ast.FunctionDef) and one.name == self.name:
-                given = stub.body.args = one.args
-                given.defaults = [ast.Constant(None) for _ in given.defaults]
-                given.kw_defaults = [value and ast.Constant(None) for value in given.kw_defaults]
-                for argument in ast.walk(given):
-                    vars(argument).pop("annotation", None)
-        return inspect.signature(eval(ast.unparse(stub)))
 
     def suspicious(self) -> list[str]:
         """What no answer needs and a cheat may: modules, words and names of others that it replaces, each once."""
@@ -120,5 +102,7 @@ def _names(statement: str) -> tuple[set[str], set[str]]:
 
 def _words(node: ast.AST) -> list[str]:
     """The identifiers in a node; of a text without spaces, such as a name for getattr, its parts."""
+    if isinstance(node, ast.Attribute) and node.attr == "eval":
+        return []  # as in model.eval()
     texts = [getattr(node, field, None) for field in ("id", "attr", "name", "module", "value")]
     return [word for text in texts if isinstance(text, str) and " " not in text for word in re.split(r"\W+", text)]

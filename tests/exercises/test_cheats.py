@@ -187,13 +187,12 @@ def test_an_answer_has_all_that_it_uses_and_no_more() -> None:
         "%matplotlib inline\nrank = dist.launch()",
         "this is no Python",
         "def shares(n):\n    size = 3\n    return size",
-        "def split_batch(batch, /, rank=max(2, 3), *, world_size: int = os.getpid()):\n    return size(shares(rank))",
+        "def split_batch(batch, /, rank, *, world_size: int = os.getpid()):\n    return size(shares(rank))",
     ]
     made = answer(cells, "split_batch")
     text = "import math, os\n\nfrom itertools import *\n\nsize = math.ceil\n\ndef shares(n):"
     assert made.text.startswith(text) and "launch" not in made.text
-    assert str(made.__signature__) == "(batch, /, rank=None, *, world_size=None)"
-    assert made.__name__ == "split_batch" and made.suspicious() == ["import os", "os"]
+    assert made.suspicious() == ["import os", "os"]
     assert not answer(cells, "ring_all_reduce").text
 
 

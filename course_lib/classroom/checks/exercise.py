@@ -190,7 +190,8 @@ def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
 def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict:
     """The verdict on an exact solution of an open task: its level, and its timeline beside those of others."""
     what, met, good, program = budget
-    given, best = exercise.run_right(exercise.price_case), exercise.run_best(program)
+    case = exercise.price_case
+    given, best = exercise.run_right(case), exercise.run([program], case)
     yours, at_first, least = map(AMOUNTS[what], (run, given, best))
     scale = {"out of budget": (at_first, 0.0), "met": (met, 0.6), "good": (good, 0.8), "best known": (least, 1.0)}
     level = [name for name, (most, _) in scale.items() if yours <= most * (1 + 1e-9) or not scale[name][1]][-1]

@@ -146,10 +146,6 @@ class Part:
         return self.run([self.right], case)
 
     @functools.cache  # noqa: B019
-    def run_best(self, best: Callable) -> Run:
-        return self.run([best], self.price_case)
-
-    @functools.cache  # noqa: B019
     def run_mistakes(self, case: Case) -> dict[Mistake, list[Observed]]:
         """The results, by rank, of all mistakes whose runs do not fail."""
         mistakes = [mistake for mistake in self.mistakes if not mistake.fails]
