@@ -38,7 +38,7 @@ HELD = (
 def of(module: str) -> SimpleNamespace:
     """The checks of this module with numbers that nobody has seen, each called with a function alone."""
     if os.environ.get("NBGRADER_EXECUTION") == "autograde":
-        raise RuntimeError("a kernel does not grade: put lessons/nbgrader_config.py into the folder of the class")
+        raise RuntimeError("no kernel grades: copy nbgrader_config.py of the course into the folder of the class")
     known = vars(importlib.import_module(module)).items()
     return SimpleNamespace(**{name: partial(one, seed=SEED) for name, one in known if isinstance(one, Exercise)})
 

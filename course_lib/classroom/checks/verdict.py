@@ -47,10 +47,9 @@ class Idle:
     beside: dict[str, Timeline] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return (
-            f"Idle {self.timeline.idle_fraction():.0%} of the time; the best possible is {self.best:.0%} "
-            f"({self.timeline.origin}: real messages, on the clock of other devices and links)."
-        )
+        best = f"the best {'known' if self.beside else 'possible'} is {self.best:.0%}"
+        origin = f"({self.timeline.origin}: real messages, on the clock of other devices and links)."
+        return f"Idle {self.timeline.idle_fraction():.0%} of the time; {best} {origin}"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         from course_lib.figures import gantt  # only a notebook needs it, and every rank imports this file
