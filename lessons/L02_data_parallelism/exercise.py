@@ -395,8 +395,9 @@ buckets.idle
 # | a backward pass that ends as early as you can make it | 20 | ★★★ |
 #
 # Below stands a backward pass that is right and slow. Change whatever you like, as long as every gradient stays exact:
-# the emulated clock counts. The model has eight equal layers. A message costs an all-reduce of four ranks 90 ms, and
-# 30 ms more for each layer in it; the backward pass of a layer takes 100 ms. First the step as it is:
+# the emulated clock counts. The model has eight equal layers. An all-reduce over four ranks takes 90 ms, and 30 ms
+# more for each layer in it; the backward pass of a layer takes 100 ms. Three levels are on the scale: met, good, and
+# best known. First the step as it is:
 
 # %%
 def each_alone(model, loss):

@@ -474,7 +474,7 @@ choice.idle
 #
 # Stage 1 takes twice as long as the others. A pass costs one unit of time, and one more for each sample. The step below
 # cuts the minibatch in two. Change whatever you like, as long as the gradients stay exact: the emulated clock counts.
-# Four ranks have 24 samples. The step as it is:
+# Four ranks have 24 samples. Three levels are on the scale: met, good, and best known. The step as it is:
 
 # %%
 def in_halves(stage, inputs, targets, loss_fn, width):

@@ -281,7 +281,8 @@ checks.complete_gradients(complete_gradients).points(3)
 #
 # The function below completes gradients as in part 3, and it is slow. Change whatever you like, as long as they stay
 # exact: the emulated clock counts. Eight ranks stand in two nodes: the link between the nodes, which replicas use, is
-# slower than the one inside. Messages of two groups do not slow each other down. The function as it is:
+# slower than the one inside. Messages of two groups do not slow each other down. Three levels are on the scale: met,
+# good, and best known. The function as it is:
 
 # %%
 def in_turn(gradients, added_on, groups):

@@ -197,7 +197,7 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
     level = [name for name, (most, _) in scale.items() if yours <= most * (1 + 1e-9) or not scale[name][1]][-1]
     text = f"{verdict.message} It takes {yours:,.0f} {what}: {level}."
     facts = (("The scale", f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known"),)
-    beside = {"as given": given.timeline, "best known": best.timeline}
+    beside = {"as given": given.timeline} | ({"best known": best.timeline} if yours > least else {})
     idle, share = Idle(run.timeline, best.timeline.idle_fraction(), beside), scale[level][1]
     return replace(verdict, outcome="passed" if share else "price", message=text, facts=facts, share=share, idle=idle)
 
