@@ -62,7 +62,6 @@ def split_batch(batch, rank, world_size):
     return batch[start:stop]
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: how many samples?</summary>
 #
@@ -128,7 +127,6 @@ def average_gradients(model, samples):
             parameter.grad *= weight
             dist.all_reduce(parameter.grad)
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: equal shares first</summary>
@@ -224,7 +222,6 @@ def ring_all_reduce(tensor):
     for step in range(world_size - 1):
         exchange(chunks[(rank - step + 1) % world_size], chunks[(rank - step) % world_size])
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: chunks</summary>
@@ -344,7 +341,6 @@ def backward_in_buckets(model, loss, bucket_size):
             parameter.grad = part.view_as(parameter)
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: collect</summary>
 #
@@ -410,22 +406,19 @@ def each_alone(model, loss):
 
 checks.faster_backward(each_alone)
 
-
-
 # %% nbgrader={"grade_id": "faster_backward", "solution": true}
 def faster_backward(model, loss):
-    """Go back from a loss, and average the gradients over all ranks, in as little emulated time as you can.
+    """Go back from a loss, and average the gradients over all ranks, in as little
+    emulated time as you can.
 
-    model: as in part 4, and so is loss. A layer has 272 parameters where time counts.
+    model, loss: as in part 4. A layer has 272 parameters where time counts.
 
-    When it returns, each `parameter.grad` is the mean over ranks; a frozen parameter has none. Nothing is on its way
-    any more, and the model has no hooks.
+    When it returns, each `parameter.grad` is the mean over ranks; a frozen parameter
+    has none. Nothing is on its way any more, and the model has no hooks.
     """
     ### BEGIN SOLUTION
     backward_in_buckets(model, loss, 2 * 272)
     ### END SOLUTION
-
-
 
 # %% [markdown]
 # <details><summary>Hint 1: what waits for what</summary>

@@ -64,7 +64,6 @@ def split_layers(costs, n_stages):
     return best
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: a split is its cuts</summary>
 #
@@ -174,7 +173,6 @@ def forward_and_backward(stage, inputs, targets, loss_fn, width):
     return loss
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: three kinds of ranks</summary>
 #
@@ -264,7 +262,6 @@ def who_holds_what(widths, stages, samples):
     return ranks
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: parameters</summary>
 #
@@ -328,8 +325,6 @@ print("four ranks:", total([range(i, i + 1) for i in range(4)]))
 # %%
 checks.lighter_step(forward_and_backward)
 
-
-
 # %% nbgrader={"grade_id": "lighter_step", "solution": true}
 def lighter_step(stage, inputs, targets, loss_fn, width):
     """One training step of this rank's stage, in as little memory as you can.
@@ -348,8 +343,6 @@ def lighter_step(stage, inputs, targets, loss_fn, width):
             total = loss.detach() + (0 if total is None else total)
     return total
     ### END SOLUTION
-
-
 
 # %% [markdown]
 # <details><summary>Hint 1: what is held</summary>

@@ -72,7 +72,6 @@ def pipeline_actions(name, stage, n_stages, n_micro_batches):
     return actions + backwards[n_micro_batches - ahead :]
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: GPipe</summary>
 #
@@ -173,7 +172,6 @@ def interleaved_actions(rank, n_ranks, stages_per_rank, n_micro_batches):
         actions += [forward, backward]
     return actions + backwards[len(forwards) - ahead :]
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: two lists first</summary>
@@ -279,7 +277,6 @@ def run_actions(actions, module, inputs, targets, loss_fn, width):
         handle.wait()
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: where autograd begins and ends</summary>
 #
@@ -355,7 +352,6 @@ def bubble(forward, backward, n_micro_batches):
     return 1 - busy / (len(forward) * step)
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: busy time</summary>
 #
@@ -429,7 +425,6 @@ def best_micro_batches(samples, n_stages, overhead, per_sample, room):
     return best
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: try them all</summary>
 #
@@ -485,8 +480,6 @@ def in_halves(stage, inputs, targets, loss_fn, width):
 
 checks.faster_pipeline(in_halves)
 
-
-
 # %% nbgrader={"grade_id": "faster_pipeline", "solution": true}
 def faster_pipeline(stage, inputs, targets, loss_fn, width):
     """Train this rank's stage on one minibatch, in as little emulated time as you can.
@@ -501,8 +494,6 @@ def faster_pipeline(stage, inputs, targets, loss_fn, width):
     actions = pipeline_actions("gpipe", dist.get_rank(), dist.get_world_size(), len(sizes))
     run_actions(actions, stage, [*inputs.split(sizes)], [*targets.split(sizes)], loss_fn, width)
     ### END SOLUTION
-
-
 
 # %% [markdown]
 # <details><summary>Hint 1: the bubble</summary>

@@ -77,7 +77,6 @@ def column_parallel(x, weight, bias):
     return F.linear(x, weight, bias)
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: forward</summary>
 #
@@ -154,7 +153,6 @@ def row_parallel(x, weight, bias):
     partial_sum = F.linear(x, weight)
     return conjugate(partial_sum, all_reduced, lambda gradient: gradient) + bias
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: forward</summary>
@@ -236,7 +234,6 @@ def cut_heads(qkv, bias, out, heads):
     rows = torch.cat([own, own + hidden, own + 2 * hidden])
     return qkv[rows], bias[rows], out[:, own]
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: one matrix first</summary>
@@ -331,7 +328,6 @@ def cross_entropy(logits, targets, first):
     return (sums[0].log() - sums[1]).mean(), gradient / len(targets)
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: three numbers</summary>
 #
@@ -400,8 +396,6 @@ def one_after_the_other(x, first, second):
 
 checks.faster_block(one_after_the_other)
 
-
-
 # %% nbgrader={"grade_id": "faster_block", "solution": true}
 def faster_block(x, first, second):
     """x + first(x) + second(x), in as little emulated time as you can.
@@ -416,8 +410,6 @@ def faster_block(x, first, second):
     own = conjugate(x, lambda x: x, all_reduced)
     return x + conjugate(first(own) + second(own), all_reduced, lambda gradient: gradient)
     ### END SOLUTION
-
-
 
 # %% [markdown]
 # <details><summary>Hint 1: count</summary>

@@ -70,7 +70,6 @@ def mesh_groups(rank, dp, pp, tp):
     }
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: three numbers</summary>
 #
@@ -149,7 +148,6 @@ def gradient_norm(gradients, copied_on, groups):
     dist.all_reduce(squares)
     return squares.sqrt().item()
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: what can be added up</summary>
@@ -232,7 +230,6 @@ def complete_gradients(gradients, added_on, groups):
                 one.copy_(total.view_as(one))
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: which group</summary>
 #
@@ -295,8 +292,6 @@ def in_turn(gradients, added_on, groups):
 
 checks.faster_completion(in_turn)
 
-
-
 # %% nbgrader={"grade_id": "faster_completion", "solution": true}
 def faster_completion(gradients, added_on, groups):
     """Make each gradient that of the whole minibatch, in place, in as little emulated time as you can.
@@ -313,8 +308,6 @@ def faster_completion(gradients, added_on, groups):
     for one, mean in zip(early, message.split([one.numel() for one in early]), strict=True):
         one.copy_(mean.view_as(one) / dist.get_world_size(groups["dp"]))
     ### END SOLUTION
-
-
 
 # %% [markdown]
 # <details><summary>Hint 1: count</summary>

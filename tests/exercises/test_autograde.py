@@ -109,7 +109,7 @@ def solutions(name: str = NAME) -> dict[str, str]:
 
 def filled_in(answers: dict[str, str]) -> Any:
     """The exercise's notebook with these answers filled in."""
-    submission = notebook("exercises")
+    submission, answers = notebook("exercises"), {WHY: "Messages hide. The last cannot. It waits.", **answers}
     for cell in submission.cells:
         grade_id = cell.metadata.get("nbgrader", {}).get("grade_id")
         cell.source = answers.get(grade_id, cell.source)
