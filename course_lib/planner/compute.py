@@ -36,8 +36,9 @@ UNFUSED = 3.5
 # Reads and writes of each routed copy: sorted by device, then by expert; back by device, and summed up for its token. A
 # library's all-to-alls need further kernels before and after them. Fitted to published steps of mixtures.
 ROUTING = {"fused": 7, "capacity": 17, "all-to-all": 17}
-# Seconds that a device waits for its host in a layer with experts, and twice that in backward: the host has to learn
-# how many tokens each expert received before it can launch their products. Fitted to the median of published steps.
+# Seconds that a device waits for its host in a layer with experts, and twice that in backward: after a library's
+# all-to-all the host has to learn how many tokens each expert received before it can launch their products. Fitted, as
+# the above, to the mean error; chosen without any one source, release, chip or model they come out the same or near.
 ROUTING_WAIT = {"fused": 0.1e-3, "capacity": 0.1e-3, "all-to-all": 1.2e-3}
 KERNEL = 4e-6  # seconds that a kernel needs to begin and end
 BACKWARD_BYTES = 1.5  # a kernel that reads x and writes y forward, reads x and dy and writes dx backward
@@ -73,7 +74,8 @@ class LayerTimes(NamedTuple):
 
     backward: gradients of the inputs.  weight_grad: those of the weights.
     selective: what "selective" recomputation computes twice: attention from the scores to their sum over the values;
-        norms and the activation function where attention is one kernel, which does so anyway.
+        norms and the activation function where attention is one kernel, which does so anyway, and what latents are
+        multiplied with.
     """
 
     forward: float

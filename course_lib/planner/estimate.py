@@ -336,7 +336,7 @@ def _pace(model: ModelSpec, cluster: Cluster, cut: Slice, depth: Depth) -> Slowe
 
 
 def work_of(layers: int, layer: Work, logits: Work = NOTHING) -> Work:
-    return Work(*(layers * each + more for each, more in zip(layer, logits, strict=True)))
+    return Work(layers * layer[0] + logits[0], layers * layer[1] + logits[1], layers * layer[2] + logits[2])
 
 
 def _pipeline_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, lead: float) -> Flow:

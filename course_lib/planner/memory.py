@@ -96,7 +96,7 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> float:
-        return self.tensors + self.margin
+        return (1 + HOLES) * self.tensors + DRIVER + self.libraries
 
     @property
     def low(self) -> float:
@@ -125,20 +125,19 @@ def memory_of(ranks: Iterable[int], model: ModelSpec, plan: Plan, n_micro_batche
     again, kept = (layer_activations(model, plan.slice, recompute) for recompute in (plan.recompute, "none"))
     of_layer = plan.recomputed * again + (1 - plan.recomputed) * kept
     lasting, once = _buffers(model, plan, tokens, whole), _backward_of_a_layer(model, plan, tokens)
-    if plan.recompute == "full":  # the layer that is being computed again
-        once += kept
+    once += kept if plan.recompute == "full" else 0.0  # the layer that is being computed again
+    plain_layer, sent = _plain(model, plan)
     libraries = CHANNELS * sum(size > 1 for size in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp, plan.ep))
     shares = (plan.tp, plan.ep), (plan.sharing, plan.expert_sharing)
     held = _held(tuple(ranks), model, plan.depth, *shares, recipe(plan), plan.zero)
     for rank, layers, is_first, is_last, (parameters, gradients, optimizer) in held:
         micro_batches = in_flight(plan, rank, n_micro_batches) / plan.virtual_stages
         activations = (1 - plan.offloaded) * micro_batches * layers * of_layer
-        if is_first and model.dropout:
-            activations += micro_batches * tokens * model.hidden * whole
+        activations += micro_batches * tokens * model.hidden * whole if is_first and model.dropout else 0.0
         logits = _logits(model, plan, tokens, whole) if is_last else 0.0
         # Logits are gone when the backward of the layers begins, so only the larger of the two counts.
         buffers = lasting + max(once - logits, 0.0) + _matrices_of_ends(model, plan, is_first, is_last)
-        plain = _plain(model, plan, tokens * micro_batches, layers)
+        plain = tokens * micro_batches * (layers * plain_layer + sent)
         plain += PLAIN_LOSS * tokens * model.vocab / plan.tp if is_last else 0.0
         plain += parameters if _sums_apart(plan) and plan.zero < 2 else 0.0  # 16-bit gradients of all layers
         yield Memory(parameters, gradients, optimizer, activations, logits, buffers, plain, libraries, rank)
@@ -201,8 +200,9 @@ def layer_activations(model: ModelSpec, cut: Slice, recompute: str) -> float:
     Without recomputation, for GPT in 16 bits with dropout: s b h (10 + 24 / t + 5 a s / h t), the paper's equation 2
     (34 s b h + 5 a s^2 b on one device); with sequence parallelism all of it is divided by t, its equation 4.
     Selective recomputation drops what takes much memory and little computing: the scores, or, where attention keeps
-    none, what norms and the activation function make. No published figure stands behind the latter: it is assumed for
-    Llama 3 405B, which frees tensors early that its paper does not name, and only may fit without.
+    none, what norms and the activation function make, and queries, keys and values made of latents. No published
+    figure stands behind the latter: it is assumed for Llama 3 405B, which frees tensors early that its paper does
+    not name, and only may fit without.
     """
     tokens, size, h = cut.micro_batch * model.sequence / cut.cp, SIZE[cut.precision], model.hidden
     mask = 1 if model.dropout else 0
@@ -233,16 +233,16 @@ def _logits(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
     return tokens * (2 * size * model.hidden * whole + (size + 4) * model.vocab / plan.tp)
 
 
-def _plain(model: ModelSpec, plan: Plan, tokens: float, layers: int) -> float:
-    """Bytes of activations that plain software keeps besides, for all tokens in flight.
+def _plain(model: ModelSpec, plan: Plan) -> tuple[float, float]:
+    """Bytes of activations that plain software keeps besides, for each token in flight: of a layer, and of all stages.
 
     The gate's activation function, where it is not one kernel with the product, and what a stage has sent on.
     """
     is_again = plan.recompute == "full" or (plan.recompute == "selective" and model.flash_attention)
     width = model.mlp_width + model.active_experts * model.imbalance * model.expert_ffn
-    gated = layers * (1 - plan.recomputed * is_again) * model.gated_mlp * width / plan.tp
+    gated = (1 - plan.recomputed * is_again) * model.gated_mlp * width / plan.tp
     sent = plan.virtual_stages * model.hidden / (plan.tp if plan.sequence_parallel else 1) if plan.pp > 1 else 0.0
-    return SIZE[plan.precision] * tokens * (gated + sent)
+    return SIZE[plan.precision] * gated, SIZE[plan.precision] * sent
 
 
 def _backward_of_a_layer(model: ModelSpec, plan: Plan, tokens: float) -> float:

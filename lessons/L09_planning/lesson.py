@@ -638,8 +638,8 @@ print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, o
 # - **Bad days.** Slow nodes, failures, a network shared with others: none of this is in it.
 # - **Other software.** The numbers behind it, such as the share of the peak that matrix products reach, are in the
 #   middle of what was published. Yours may be better or worse: calibrate.
-# - **Mixtures of experts.** On {{mixed.n}} of their steps the planner is off by {{mixed.mean:.1%}} without their source,
-#   and by {{mixed_row.mean:.1%}} after one step of the same model; runs that one table prints as equal are
+# - **Mixtures of experts.** On {{mixed.n}} of their steps the planner is off by {{mixed.mean:.1%}} without their
+#   source, and by {{mixed_row.mean:.1%}} after one step of the same model; runs that one table prints as equal are
 #   {{alike:.1%}} off their own mean. Say with `Plan(dispatch=...)` how tokens reach their experts, which matters most,
 #   and measure a step of your model before you choose between plans that differ by less than a tenth.
 # - **What nobody published.** No published step stands behind zero-bubble schedules here, and on each device there is a
