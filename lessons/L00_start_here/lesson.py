@@ -124,7 +124,7 @@ gantt(run.timeline, title="Work, then add up")
 # dark one at the end is the all-reduce itself. Rank 0 was done first, so it waited longest: an all-reduce cannot end
 # before the last rank has arrived with its number. The whole group is as slow as its slowest member.
 #
-# A word like the one above the bars stands in every picture that a cell draws. **Measured** is what happened on your
+# Every picture that a cell draws has a word like the one above the bars. **Measured** is what happened on your
 # machine's clock; **emulated** is a run of real processes with real messages too, but on an emulated clock, which says
 # how long other devices and links would take; and **modelled** was calculated and not run.
 #

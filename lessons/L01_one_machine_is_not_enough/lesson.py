@@ -176,7 +176,7 @@ GiB = 2**30
 print(f"{80 * GiB / 16 / 1e9:.1f} billion")
 
 # %% [markdown]
-# Then there would be no room for a single activation. How many bytes are those?
+# Then there would be no room for a single activation. How many bytes do those take?
 #
 # ## 4. What the backward pass needs
 #
@@ -227,7 +227,7 @@ print(f"at the most  planned {planned.tensors:12,.0f}   counted {fullest:12,}   
 # %% [markdown]
 # Parameters and gradients to the byte, the optimizer up to its count of steps, activations within a few percent. All
 # together the planner says more than the ledger has ever seen at one moment. It stays on the safe side: it adds up all
-# gradients, all activations and some buffers, while in truth gradients come as activations go. That is good enough to
+# gradients, all activations and some buffers, while in reality gradients come as activations go. That is good enough to
 # extrapolate.
 #
 # The models of GPT-3's paper (Brown et al. 2020, table 2.1; two of them rounded so that everything divides) make a
@@ -468,7 +468,7 @@ from course_lib.planner import memory  # noqa: F401
 #   of the logits.
 # - It can say so for every module: `theirs.display_modulewise_snapshots()`.
 # - On a GPU there are more numbers. `torch.cuda.max_memory_allocated()` is the most that tensors took at one time.
-#   `torch.cuda.max_memory_reserved()` is more: the allocator keeps blocks that it cannot use at the moment. And what
+#   `torch.cuda.max_memory_reserved()` is more: the allocator also keeps blocks that no tensor is in at the moment. And what
 #   `nvidia-smi` shows is more again: the driver's context and the buffers of NCCL, which PyTorch does not allocate. It
 #   is this last one that has to fit.
 #

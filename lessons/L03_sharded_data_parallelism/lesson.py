@@ -226,9 +226,9 @@ small, large = ({way: line[counts[-1]] for way, line in panel.items()} for panel
 # place of {{large["double tree"]:duration}}, since it sends everything again at each level, one after the other. So a
 # tree is not slow for large tensors; a tree without chunks is.
 #
-# Halving and doubling is ahead in both pictures. Why is it not used everywhere? These links are all alike, and it asks
-# most of those that are not: every rank swaps half of the tensor with somebody half the cluster away, all at the same
-# time, while a ring talks to neighbors. And it wants a power of two. A hierarchy fits a real cluster: it crosses
+# Halving and doubling is ahead in both pictures. Why is it not used everywhere? The links here are all alike. In a
+# cluster it is hardest on the slow ones: every rank swaps half of the tensor with somebody half the cluster away, all at
+# the same time, while a ring talks to neighbors. And it wants a power of two. A hierarchy fits a real cluster: it crosses
 # between nodes with an eighth of the tensor on each of eight devices, each through its own network card, where one flat
 # ring would leave a node through a single card. (So NCCL lays several rings, one for each card.) Libraries choose by
 # the size of the message and the number of ranks; for NCCL look for `NCCL_ALGO` in its documentation. In what follows,
@@ -485,7 +485,9 @@ for stage, name in STAGES.items():
 print(f"{'without prefetch':16} {1000 * waiting.makespan:5.1f} ms")
 
 # %% tags=["build-only"]
+from course_lib.planner import Cluster, Plan, estimate
 from course_lib.planner.estimate import HIDES
+from course_lib.planner.models import GPT3
 from lessons.L03_sharded_data_parallelism.explorer import DEVICES, planned
 
 hidden = HIDES
@@ -496,6 +498,10 @@ def gathering(name):
     return sum(span.duration for span in spans)
 
 at_scale = {name: planned("13B", 64, stage).step_time for stage, name in STAGES.items()}
+one_card = [
+    estimate(GPT3["13B"], Cluster(nodes=8, nics_per_node=1), Plan(64, zero=stage, micro_batch=2), 128).step_time.total
+    for stage in (1, 3)
+]
 
 # %% [markdown]
 # Can you find these numbers in what is sent? ZeRO-1 as we have built it scatters after the backward pass and gathers
@@ -509,12 +515,13 @@ at_scale = {name: planned("13B", 64, stage).step_time for stage, name in STAGES.
 # planner, fitted to published steps, finds {{hidden:percent}} of it hidden. For a model of 13 billion parameters on 64
 # A100 it expects {{at_scale["ZeRO-1"].total:.2f}} s for a step of ZeRO-1, with {{at_scale["ZeRO-1"].data:duration}} of
 # exposed traffic, and {{at_scale["ZeRO-3"].total:.2f}} s for one of ZeRO-3, with {{at_scale["ZeRO-3"].data:duration}}.
-# So the higher stage is for memory, and costs time.
+# So the higher stage is for memory, and costs time: so little here that two set-ups on one machine may differ by more,
+# and {{one_card[1] / one_card[0] - 1:percent}} if each node has a single network card in place of eight.
 #
 # ### When can a layer hide behind another?
 #
 # A layer of $P$ parameters takes $2PT$ FLOPs for $T$ tokens, and $2P$ bytes to gather in 16 bits. (The backward pass
-# has twice of both.) With $F$ FLOPs per second and $\beta$ bytes per second for each device, computing takes longer
+# has twice of both, if gradients travel in 16 bits, too.) With $F$ FLOPs per second and $\beta$ bytes per second for each device, computing takes longer
 # than gathering if
 #
 # $$\frac{2PT}{F} \;\ge\; \frac{2P}{\beta} \qquad\text{or}\qquad T \;\ge\; \frac{F}{\beta}$$
@@ -732,7 +739,7 @@ print("the same as ours, up to rounding:", bool((theirs - weights).abs().max() <
 # - It cuts every parameter by its first dimension, into `DTensor`s, which know what the other ranks hold. Ours lays all
 #   parameters of a layer end to end and cuts that.
 # - It does not make the ranks equal at the start. Give all of them the same seed, or load a checkpoint.
-# - It averages over ranks as if all shares had the same size. Ours refuses shares that have not.
+# - It averages over ranks as if all shares had the same size. Ours refuses shares of different sizes.
 # - With `reshard_after_forward=False` it keeps the parameters from forward to backward, for all layers or for the last
 #   one. What the model has outside of its layers stays anyway.
 # - With `set_requires_gradient_sync(False)` it adds up whole gradients over several passes and scatters them in the

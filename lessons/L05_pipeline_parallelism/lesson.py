@@ -32,8 +32,8 @@ took = {span.kind: span.duration for span in whole.of(0)}
 # %% [markdown]
 # This is **emulated**, as before: processes, messages and gradients are real, the clocks stand for other devices. These
 # need {{took["forward"]:duration}} to bring the minibatch forward through their own layers, their **stage**, and
-# {{took["backward"]:duration}} to bring its gradients back. The number on a bar says which piece of the minibatch it
-# is; there is only one, number 0.
+# {{took["backward"]:duration}} to bring its gradients back. (The 0 on each bar will
+# get a meaning soon.)
 #
 # ### Question: eight units, one of them active
 #

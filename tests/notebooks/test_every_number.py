@@ -62,7 +62,7 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "swaps half of its tensor with somebody far away, adds up, swaps half of that half": "the program below it",
         "every rank swaps half of the tensor with somebody half the cluster away": "the program above it",
         "For a model of 13 billion parameters on 64 A100 it expects": "the setting of fields",
-        "(The backward pass has twice of both.": "two products, a gather and a scatter for one product and a gather",
+        "(The backward pass has twice of both, if gradients travel in 16 bits, too.)": "two products, a gather and a scatter for one product and a gather",
         "With a single card for the whole node it takes eight times as many tokens": ARITHMETIC,
         "no recomputation for 7 billion parameters, selective for 13, full for 34 and 70 (foundation-model-stack/"
         "fms-fsdp, 128 A100)": "the repository is named",
@@ -84,7 +84,7 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "16 x 16 weights. About 16% of the linear layers stay in bfloat16": NVFP4,
         "has a recipe for each in 2026": "documentation of transformer_engine.common.recipe, release 2.15",
         "groups of 16 numbers are mixed by a **random Hadamard transform**": NVFP4,
-        "With all that, the model of 12 billion parameters ended as well as the same one trained in FP8.": NVFP4,
+        "With all that, the loss of the model of 12 billion parameters ended about 1.5% above": NVFP4,
     },
     "planning": {
         "So half-way through we ask whether you should believe it.": "half of the page",
