@@ -4,7 +4,7 @@
 # Large models are trained on many devices at once. In this course you do the same on your own computer: your code
 # runs on several real processes, they really talk to each other, and you watch what each of them does.
 #
-# This page takes ten minutes. You need Python, and it helps if you have trained a model in PyTorch once. Run a cell
+# This page takes 15 minutes. You need Python, and it helps if you have trained a model in PyTorch once. Run a cell
 # with **Shift + Enter**, from top to bottom. Now and then you are asked to predict what will happen; the results of an
 # earlier run are stored here, and *Clear Outputs of All Cells* in the *Edit* menu hides them until you get there.
 #

@@ -468,9 +468,9 @@ from course_lib.planner import memory  # noqa: F401
 #   of the logits.
 # - It can say so for every module: `theirs.display_modulewise_snapshots()`.
 # - On a GPU there are more numbers. `torch.cuda.max_memory_allocated()` is the most that tensors took at one time.
-#   `torch.cuda.max_memory_reserved()` is more: the allocator also keeps blocks that no tensor is in at the moment. And what
-#   `nvidia-smi` shows is more again: the driver's context and the buffers of NCCL, which PyTorch does not allocate. It
-#   is this last one that has to fit.
+#   `torch.cuda.max_memory_reserved()` is more: the allocator also keeps blocks that no tensor is in at the moment. And
+#   what `nvidia-smi` shows is more again: the driver's context and the buffers of NCCL, which PyTorch does not
+#   allocate. It is this last one that has to fit.
 #
 # One process needs no `torchrun`: `python train.py` starts it. The files to read are
 # `torch/distributed/_tools/mem_tracker.py` (the underscore says that it may still change) and, for the FLOPs,

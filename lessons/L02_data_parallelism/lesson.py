@@ -3,7 +3,7 @@
 #
 # **What you do:** train one model on four processes, find out whether that is the same training as on one, and why
 # more and more workers bring less and less.<br>
-# **Time:** 45 minutes.<br>
+# **Time:** 65 minutes, and 20 more for the three cases in section 7.<br>
 # **You need:** [Start here](00_start_here.ipynb), and one PyTorch model that you have trained yourself.
 #
 # Every part asks you something first. Decide on an answer before you run the next cell, even if it is a guess: you
@@ -323,7 +323,7 @@ print(f"sent by each rank in one step, if the all-reduce is a ring: {last.bytes_
 # {{last.bytes_sent(0) / (4 * parameters):.1f}} times the gradients, although each rank needs something from three
 # others. (The few bytes on top count the samples of each share.) Will it be three times as much with seven others?
 #
-# One good way to do it is a **ring**. Each rank cuts its gradients into $N$ pieces and passes one piece at a
+# A good way to do it is a **ring**. Each rank cuts its gradients into $N$ pieces and passes one piece at a
 # time to its neighbor, once around to add them up and once more to hand out the sums. *Predict* what that costs:
 
 # %%

@@ -3,7 +3,7 @@
 #
 # **What you do:** take away from four replicas what is redundant, step by step, until none of it is left. Count what
 # that saves and what it sends. Then save activations as well, by computing them again.<br>
-# **Time:** 55 minutes.<br>
+# **Time:** 60 minutes.<br>
 # **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
 # [Data parallelism](02_data_parallelism.ipynb).
 #
@@ -227,12 +227,12 @@ small, large = ({way: line[counts[-1]] for way, line in panel.items()} for panel
 # tree is not slow for large tensors; a tree without chunks is.
 #
 # Halving and doubling is ahead in both pictures. Why is it not used everywhere? The links here are all alike. In a
-# cluster it is hardest on the slow ones: every rank swaps half of the tensor with somebody half the cluster away, all at
-# the same time, while a ring talks to neighbors. And it wants a power of two. A hierarchy fits a real cluster: it crosses
-# between nodes with an eighth of the tensor on each of eight devices, each through its own network card, where one flat
-# ring would leave a node through a single card. (So NCCL lays several rings, one for each card.) Libraries choose by
-# the size of the message and the number of ranks; for NCCL look for `NCCL_ALGO` in its documentation. In what follows,
-# as in most of this course, a collective counts as its ring.
+# cluster it is hardest on the slow ones: every rank swaps half of the tensor with somebody half the cluster away, all
+# at the same time, while a ring talks to neighbors. And it wants a power of two. A hierarchy fits a real cluster: it
+# crosses between nodes with an eighth of the tensor on each of eight devices, each through its own network card, where
+# one flat ring would leave a node through a single card. (So NCCL lays several rings, one for each card.) Libraries
+# choose by the size of the message and the number of ranks; for NCCL look for `NCCL_ALGO` in its documentation. In what
+# follows, as in most of this course, a collective counts as its ring.
 #
 # ## 3. What one piece is good for
 #
@@ -521,8 +521,8 @@ one_card = [
 # ### When can a layer hide behind another?
 #
 # A layer of $P$ parameters takes $2PT$ FLOPs for $T$ tokens, and $2P$ bytes to gather in 16 bits. (The backward pass
-# has twice of both, if gradients travel in 16 bits, too.) With $F$ FLOPs per second and $\beta$ bytes per second for each device, computing takes longer
-# than gathering if
+# has twice of both, if gradients travel in 16 bits, too.) With $F$ FLOPs per second and $\beta$ bytes per second for
+# each device, computing takes longer than gathering if
 #
 # $$\frac{2PT}{F} \;\ge\; \frac{2P}{\beta} \qquad\text{or}\qquad T \;\ge\; \frac{F}{\beta}$$
 #

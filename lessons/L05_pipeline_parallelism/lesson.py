@@ -3,7 +3,7 @@
 #
 # **What you do:** get all devices of a row to work at the same time, see how long they are idle, and find the schedule
 # that wastes least.<br>
-# **Time:** 45 minutes, and as long again for the four cases in section 7.<br>
+# **Time:** 55 minutes, and 30 more for the four cases in section 7.<br>
 # **You need:** [Layer-wise model parallelism](04_layerwise_model_parallelism.ipynb).
 #
 # ## 1. One works, three wait
@@ -32,8 +32,8 @@ took = {span.kind: span.duration for span in whole.of(0)}
 # %% [markdown]
 # This is **emulated**, as before: processes, messages and gradients are real, the clocks stand for other devices. These
 # need {{took["forward"]:duration}} to bring the minibatch forward through their own layers, their **stage**, and
-# {{took["backward"]:duration}} to bring its gradients back. (The 0 on each bar will
-# get a meaning soon.)
+# {{took["backward"]:duration}} to bring its gradients back. (The number on each bar
+# gets a meaning soon.)
 #
 # ### Question: eight units, one of them active
 #

@@ -3,7 +3,7 @@
 #
 # **What you do:** train in 16 bits, watch it go wrong in three different ways, put each of them right, and go on
 # to fewer bits.<br>
-# **Time:** 45 minutes. The last two cases can wait for another day.<br>
+# **Time:** 60 minutes, and 20 more for the three cases in section 8.<br>
 # **You need:** [Data parallelism](02_data_parallelism.ipynb); for the last two cases
 # [Pipeline parallelism](05_pipeline_parallelism.ipynb).
 #
@@ -491,9 +491,9 @@ h100 = Cluster("H100-80GB").spec.peak
 #
 # ## 7. Eight bits, and four
 #
-# An H100 multiplies numbers of 8 bits {{round(h100["fp8"] / h100["fp16"]):in_words}} times as fast as numbers of 16 bits, and
-# the newest GPUs are faster again with 4 bits. There are few such numbers. **E4M3** has 4 bits for the size and 3 bits
-# for the digits, and ends at {{torch.finfo(torch.float8_e4m3fn).max:.0f}}. **E2M1** has 4 bits in all:
+# An H100 multiplies numbers of 8 bits {{round(h100["fp8"] / h100["fp16"]):in_words}} times as fast as numbers of 16
+# bits, and the newest GPUs are faster again with 4 bits. There are few such numbers. **E4M3** has 4 bits for the size
+# and 3 bits for the digits, and ends at {{torch.finfo(torch.float8_e4m3fn).max:.0f}}. **E2M1** has 4 bits in all:
 
 # %%
 from lessons.L07_mixed_precision.few_bits import E2M1, E4M3, FP4, FP8, FP8_BLOCKS, MXFP8, NVFP4, rounded
@@ -539,9 +539,9 @@ for name, low in formats.items():
 # but not for a hundred thousand. In FP4 nothing is left at all. In blocks the outlier harms only its own block.
 #
 # Does it matter for learning? Our model is too small to grow outliers of its own, so it gets a channel a hundred times
-# as large as the others, and the layers that read it have weights a hundred times smaller: the same function. Inputs and outputs of
-# every matrix product of every layer are rounded, forward and backward. Embedding, head, norms, softmax, sums, and the
-# master weights stay in float32. *Predict:* which follow float32?
+# as large as the others, and the layers that read it have weights a hundred times smaller: the same function. Inputs
+# and outputs of every matrix product of every layer are rounded, forward and backward. Embedding, head, norms, softmax,
+# sums, and the master weights stay in float32. *Predict:* which follow float32?
 
 # %%
 class Product(torch.autograd.Function):

@@ -83,9 +83,9 @@ step_time_by_part(variants, title="And what does it cost in time?")
 # every tensor rank did on its own. (The last line, **a** and **b** together, saves even more, and costs
 # nothing.) Often memory is paid for with time, but the price differs from one trade to the next.
 #
-# The bracket below the end of each bar says where nine in ten such steps would end. Two teams with the same devices have
-# better or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not know
-# moves all the bars together, so their order is known better than their lengths.
+# The bracket below the end of each bar says where nine in ten such steps would end. Two teams with the same devices
+# have better or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not
+# know moves all the bars together, so their order is known better than their lengths.
 #
 # ## 2. Who talks to whom, and over which link
 #
