@@ -227,8 +227,8 @@ print(f"at the most  planned {planned.tensors:12,.0f}   counted {fullest:12,}   
 # %% [markdown]
 # Parameters and gradients to the byte, the optimizer up to its count of steps, activations within a few percent. All
 # together the planner says more than the ledger has ever seen at one moment. It stays on the safe side: it adds up all
-# gradients, all activations and some buffers, while in reality gradients come as activations go. That is good enough to
-# extrapolate.
+# gradients, all activations and some buffers, while in reality gradients come as activations go. That is good enough
+# here; how far a planner can be trusted with large models, [planning](09_planning.ipynb) asks.
 #
 # The models of GPT-3's paper (Brown et al. 2020, table 2.1; two of them rounded so that everything divides) make a
 # family of eight, from 125 million to 175 billion parameters. *Predict:* which is the largest that you can train on one

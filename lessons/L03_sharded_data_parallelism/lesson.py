@@ -328,7 +328,8 @@ memory_by_part({name: step.held[0] for name, step in steps.items()}, title="What
 # With four ranks, ZeRO-3 holds {{steps["ZeRO-3"].held[0].total / steps["data parallelism"].held[0].total:percent}} of
 # what data parallelism holds, at this moment. While a layer computes it is whole, and so is its gradient until it is
 # sent: here {{4 * largest / parameters:.1f}} bytes each on top, since a layer is {{largest / parameters:percent}} of
-# this little model. (The more layers, the less.)
+# this little model. (The more layers, the less. Another layer that is fetched ahead, as in section
+# 5, comes on top.)
 #
 # Stages 1 and 2 send what data parallelism sends, and stage 3 sends {{sends["ZeRO-3"] / sends["ZeRO-1"]:.1f}} times as
 # much. (Why are there {{steps["ZeRO-1"].held[0].gradients / parameters:.0f}} bytes of gradients in ZeRO-1? A rank has

@@ -83,7 +83,7 @@ step_time_by_part(variants, title="And what does it cost in time?")
 # every tensor rank did on its own. (The last line, **a** and **b** together, saves even more, and costs
 # nothing.) Often memory is paid for with time, but the price differs from one trade to the next.
 #
-# The bracket below the end of each bar says where nine in ten such steps would end. Two teams with the same devices
+# The bracket below the end of each bar says where nine in ten such steps would end. Teams with the same devices
 # have better or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not
 # know moves all the bars together, so their order is known better than their lengths.
 #
@@ -291,14 +291,14 @@ for what, (step, seconds, shape, size) in {"chosen": min(runs), "best": by_time[
 print(f"{len(runs)} plans; the chosen one takes {min(runs)[1] / by_time[0][1] - 1:.1%} longer than the best")
 
 # %% [markdown]
-# The planner is wrong about every length, and still chooses nearly the best plan, where one drawn by lot would take
-# {{sum(run[1] for run in runs) / len(runs) / by_time[0][1] - 1:percent}} longer in the mean: what the planner does not
-# know is much the same for all of them. That is why one may choose by it. Its constants were fitted to some of these
-# steps, so look elsewhere, too: of the same paper's {{of_39b}} plans for 39 billion parameters, it chooses one that
-# takes {{lost_of_39b:.1%}} longer than the best. In {{len(sets):in_words}} sets of
-# {{min(len(one.rows) for one in sets):in_words}} to {{max(len(one.rows) for one in sets):in_words}} plans it loses
-# {{min(lost_by_choosing):.1%}} to {{max(lost_by_choosing):.1%}}, and no more than {{max(lost_without):.1%}} with this
-# paper's steps left out of the fit.
+# The planner is wrong about every length, and still chooses nearly the best plan. A plan picked at random would take
+# {{sum(run[1] for run in runs) / len(runs) / by_time[0][1] - 1:percent}} longer on average. What the planner does not
+# know is much the same for all of them, and that is why one may choose by it. But its constants were fitted to some of
+# these steps, so look elsewhere, too. Among the same paper's {{of_39b}} plans for 39 billion parameters, choosing by it
+# loses {{lost_of_39b:.1%}}. In {{len(sets):in_words}} sets of {{min(len(one.rows) for one in sets):in_words}} to
+# {{max(len(one.rows) for one in sets):in_words}} plans it loses {{min(lost_by_choosing):.1%}} to
+# {{max(lost_by_choosing):.1%}}, and no more than {{max(lost_without):.1%}} if this paper's steps are left out of the
+# fit.
 #
 # On your own machine you can do better: measure one step. Before BLOOM was trained, its team tried several plans for
 # nearly the same model on the same machine, and its chronicles have the times. What would each of those steps alone

@@ -91,7 +91,7 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "For 6.7B on 512 H100 and as many samples, 512 replicas take": "the setting of a field",
     },
     "planning": {
-        "plans for 39 billion parameters, it chooses": "a name",
+        "plans for 39 billion parameters, choosing by it loses": "a name",
         "So half-way through we ask whether you should believe it.": "half of the page",
         "The same model on 1,024 A100, with 2,048 samples in a minibatch.": "what is asked about",
         "a device keeps little more than the 2 bytes of each of its weights and the 2 of its gradient": FORMATS,
