@@ -145,10 +145,11 @@ launch(swap, world_size=2)
 
 # %% [markdown]
 # This cell was meant to fail. Each waits for the other to speak, and nobody ever will: a **deadlock**. On a cluster the
-# job seems to run, and keeps all its devices busy with waiting, until a **watchdog** ends it: ten minutes later with
-# PyTorch's NCCL backend, thirty with gloo, unless somebody has set another limit. What you read then is the operation
-# that timed out, and the rank that complains is often one that waited, not the one that made it wait. Here you are told
-# after a moment: the first line says who waited for whom, and the table shows each rank's state and the line it was at.
+# job seems to run, and keeps all its devices busy with waiting, until a time limit ends it: ten minutes later with
+# PyTorch's NCCL backend, thirty with gloo, unless somebody has set another one. (For NCCL a thread called the
+# **watchdog** looks at the clock.) What you read then is the operation that timed out, and the rank that complains is
+# often one that waited, not the one that made it wait. Here you are told after a moment: the first line says who waited
+# for whom, and the table shows each rank's state and the line it was at.
 #
 # No mistake is a dead end in this course. A rank that crashes or disappears is reported in the same way, and one that
 # computes forever is stopped at a time limit. Your notebook keeps its variables, and the next cell works:
