@@ -652,9 +652,11 @@ kinds = {recompute: largest_that_fits("13B", 8, recompute).tokens_per_second for
 single = planned("13B", 8, 3, "none", 1).tokens_per_second
 
 # %% [markdown]
-# Selective recomputation costs next to nothing, so a larger micro-batch wins:
-# {{kinds["selective"] / kinds["none"] - 1:percent}} more tokens. Full recomputation loses here: no micro-batch makes up
-# for the second forward pass. (Compared with micro-batches of one sample it would win, by
+# Selective recomputation costs next to nothing here, so a larger micro-batch is ahead by {{kinds["selective"] /
+# kinds["none"] - 1:percent}}, which is less than two set-ups on one machine may differ. And it depends on what is
+# selected. Torchtitan also recomputes every second matrix product, and with the same two samples for each of 64 A100 a
+# model of 13 billion parameters falls from 61.1% of the peak to 53.8% (docs/performance.md). Full recomputation loses:
+# no micro-batch makes up for the second forward pass. (Compared with micro-batches of one sample it would win, by
 # {{kinds["full"] / single - 1:percent}}. A comparison is only fair if each side has its best micro-batch.) So take what
 # is enough: nothing, then selective, then full. IBM's published settings for FSDP go the same way: no recomputation for
 # 7 billion parameters, selective for 13, full for 34 and 70 (foundation-model-stack/fms-fsdp, 128 A100).
@@ -787,7 +789,7 @@ for operation in ("all_reduce", "broadcast"):
 # - Parameters of ZeRO-3 can travel while the layer before computes, if a rank has enough tokens at a time. Still, a
 #   higher stage is for memory: where all of them hide what they can, it is not faster.
 # - Recomputing everything saves activations, which no stage does, for one more forward pass. Selective recomputation
-#   saves less of them, and costs little.
+#   saves less of them, and costs little as long as it leaves out matrix products.
 #
 # ### When it stops being true
 #
