@@ -68,12 +68,12 @@ def mlp(seen):
 
 # %% [markdown]
 # A **FLOP** is a floating-point operation: one multiplication, or one addition. In a layer, the MLP has two thirds of
-# the parameters and of the FLOPs in this table, and attention nearly all the rest. The table leaves something out:
-# queries are multiplied with keys, and the result with values, without any parameters. This counter does not see that
-# on a CPU. With these products the MLP has {{mlp(places):percent}} of a layer's FLOPs here, or {{mlp(places /
-# 2):percent}} if the kernel skips what lies after each place. The longer the text, the smaller is that share. An
-# embedding only looks up, so it has many parameters and no FLOPs. The norms are the other way round: hardly any
-# parameters, and still an eighth of what a layer keeps.
+# the parameters and of the FLOPs in this table, and attention nearly all the rest. The MLP also keeps the most for the
+# backward pass. The table leaves something out: queries are multiplied with keys, and the result with values, without
+# any parameters. This counter does not see that on a CPU. With these products the MLP has {{mlp(places):percent}} of a
+# layer's FLOPs here, or {{mlp(places / 2):percent}} if the kernel skips what lies after each place. The longer the
+# text, the smaller is that share. An embedding only looks up, so it has many parameters and no FLOPs. The norms are the
+# other way round: hardly any parameters, and still an eighth of what a layer keeps.
 #
 # ## 2. Where does the memory go?
 #
