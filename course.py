@@ -153,6 +153,7 @@ def test_steps() -> dict[str, list[str]]:
     in_files = ["--dist", "loadfile", "--no-loadscope-reorder"]
     few, many = (["-n", str(n), *in_files] for n in (min(4, cores), min(4, cores + 1)))
     notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
+    forks = ["-p", "tests.one_fork_server"]
     nbval = ["-p", "tests.notebooks.filled", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
     sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
     elsewhere = ("tests/faults", "tests/browser", "tests/notebooks", "tests/exercises")
@@ -164,10 +165,10 @@ def test_steps() -> dict[str, list[str]]:
         "mypy": ["-m", "mypy"],
         "build": ["lessons/build.py", "--check"],
         # Ranks wait more than they compute.
-        "tests": ["-m", "pytest", "tests", *others, *many],
+        "tests": ["-m", "pytest", *forks, "tests", *others, *many],
         "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
-        "notebooks": ["-m", "pytest", *nbval, sanitize, *few, "tests/exercises", *notebooks, "tests/notebooks"],
-        "browser": ["-m", "pytest", "-p", "no:nbval", "tests/browser", *few],
+        "notebooks": ["-m", "pytest", *forks, *nbval, sanitize, *few, "tests/exercises", *notebooks, "tests/notebooks"],
+        "browser": ["-m", "pytest", *forks, "-p", "no:nbval", "tests/browser", *few],
     }
 
 
