@@ -154,7 +154,8 @@ def test_steps() -> dict[str, list[str]]:
     few, many = (["-n", str(n), *in_files] for n in (min(4, cores), min(4, cores + 1)))
     notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
     forks = ["-p", "tests.one_fork_server"]
-    nbval = ["-p", "tests.notebooks.filled", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
+    kernels = [*forks, "-p", "tests.forked_kernels"]
+    nbval = ["-p", "tests.notebooks.filled", "--nbval", "--nbval-kernel-name=python3", "--nbval-cell-timeout=120"]
     sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
     elsewhere = ("tests/faults", "tests/browser", "tests/notebooks", "tests/exercises")
     # Importing the readers of notebooks, nbval too, takes seconds: only the steps that need them pay for it.
@@ -167,8 +168,8 @@ def test_steps() -> dict[str, list[str]]:
         # Ranks wait more than they compute.
         "tests": ["-m", "pytest", *forks, "tests", *others, *many],
         "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
-        "notebooks": ["-m", "pytest", *forks, *nbval, sanitize, *few, "tests/exercises", *notebooks, "tests/notebooks"],
-        "browser": ["-m", "pytest", *forks, "-p", "no:nbval", "tests/browser", *few],
+        "notebooks": ["-m", "pytest", *kernels, *nbval, sanitize, *few, "tests/exercises", *notebooks, "tests/notebooks"],
+        "browser": ["-m", "pytest", *kernels, "-p", "no:nbval", "tests/browser", *few],
     }
 
 

@@ -357,10 +357,11 @@ larger = estimate(large, machines, replace(plans["8 x 1 x 1, ZeRO-3"], micro_bat
 from collections import Counter
 
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 
 def train_sharded(rank, sizes):
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("copies", "shards")[-len(sizes):])
     model = TinyGPT(config, dtype=torch.float64)
     for part in (*model.blocks[1:-1], model):
@@ -399,13 +400,13 @@ Card("evaluate_strategy")
 # compared with our ranks on the same mesh, both without clipping:
 
 # %%
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-by_columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
-cuts = dict.fromkeys(by_columns, ColwiseParallel()) | dict.fromkeys(["attention.out", "mlp.down"], RowwiseParallel())
-
-# %%
 def in_pytorch(rank):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    cuts = {f"attention.{name}": columns for name in ("query", "key", "value")}
+    cuts |= {"attention.out": rows, "mlp.up": columns, "mlp.down": rows}
     mesh, model = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp")), TinyGPT(config, dtype=torch.float64)
     for block in model.blocks[1:-1]:
         parallelize_module(block, mesh["tp"], cuts)
