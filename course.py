@@ -156,7 +156,7 @@ def test_steps() -> dict[str, list[str]]:
     forks = ["-p", "tests.one_fork_server"]
     kernels = [*forks, "-p", "tests.forked_kernels"]
     nbval = ["-p", "tests.notebooks.filled", "--nbval", "--nbval-kernel-name=python3", "--nbval-cell-timeout=120"]
-    sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
+    nbval += ["--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
     elsewhere = ("tests/faults", "tests/browser", "tests/notebooks", "tests/exercises")
     # Importing the readers of notebooks, nbval too, takes seconds: only the steps that need them pay for it.
     others = ["-p", "no:nbval", *(f"--ignore={folder}" for folder in elsewhere)]
@@ -168,7 +168,7 @@ def test_steps() -> dict[str, list[str]]:
         # Ranks wait more than they compute.
         "tests": ["-m", "pytest", *forks, "tests", *others, *many],
         "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
-        "notebooks": ["-m", "pytest", *kernels, *nbval, sanitize, *few, "tests/exercises", *notebooks, "tests/notebooks"],
+        "notebooks": ["-m", "pytest", *kernels, *nbval, *few, "tests/exercises", *notebooks, "tests/notebooks"],
         "browser": ["-m", "pytest", *kernels, "-p", "no:nbval", "tests/browser", *few],
     }
 
