@@ -714,13 +714,13 @@ never, most = planned("13B", DEVICES[-1], 1), planned("175B", DEVICES[-1], 3, "f
 # ## 8. The same in PyTorch
 #
 # `fully_shard` is PyTorch's ZeRO-3. It is called for each layer, and then for the whole model. Here it trains on our
-# ranks, for the same five steps as in section 4:
+# ranks, for the same five steps as in section 4. (It is imported where it is used: ranks have it loaded, and this
+# notebook would need seconds.)
 
 # %%
-from torch.distributed.fsdp import fully_shard
-
-
 def in_pytorch(rank):
+    from torch.distributed.fsdp import fully_shard
+
     model = TinyGPT(FOUR_LAYERS, dtype=torch.float64)  # the same seed on every rank
     for layer in (*model.blocks, model):
         fully_shard(layer)
@@ -755,13 +755,14 @@ print("the same as ours, up to rounding:", bool((theirs - weights).abs().max() <
 # send the same?
 
 # %%
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.classroom.runs import after_barrier
 
 
 def zero_1_in_pytorch(rank):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     model = DistributedDataParallel(TinyGPT(FOUR_LAYERS))
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     dist.barrier()

@@ -662,10 +662,9 @@ Card("optimize_training")
 # format layers are gathered and computed, and in which gradients are added up over the ranks:
 
 # %%
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-
 def sharded(rank):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     model = TinyGPT(small)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for part in (*model.blocks, model):

@@ -362,10 +362,11 @@ thin = [estimate(GPT3["6.7B"], Cluster("H100-80GB", nodes=64), plan, 512).step_t
 from collections import Counter
 
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 
 def train_sharded(rank, sizes):
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("copies", "shards")[-len(sizes):])
     model = TinyGPT(config, dtype=torch.float64)
     for part in (*model.blocks[1:-1], model):
@@ -404,13 +405,13 @@ Card("evaluate_strategy")
 # compared with our ranks on the same mesh, both without clipping:
 
 # %%
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-by_columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
-cuts = dict.fromkeys(by_columns, ColwiseParallel()) | dict.fromkeys(["attention.out", "mlp.down"], RowwiseParallel())
-
-# %%
 def in_pytorch(rank):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    cuts = {f"attention.{name}": columns for name in ("query", "key", "value")}
+    cuts |= {"attention.out": rows, "mlp.up": columns, "mlp.down": rows}
     mesh, model = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp")), TinyGPT(config, dtype=torch.float64)
     for block in model.blocks[1:-1]:
         parallelize_module(block, mesh["tp"], cuts)

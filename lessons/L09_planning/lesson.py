@@ -592,11 +592,10 @@ print(f"FLOPs for a sample: {counter.get_total_flops():,}; planner: {narayanan.s
 # `FSDPMemTracker` watches a real step, here of four ranks with `fully_shard`, and says what each byte was for:
 
 # %%
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed.fsdp import fully_shard
-
-
 def tracked(rank):
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed.fsdp import fully_shard
+
     model = TinyGPT(GPTConfig(vocab=12, sequence=8, layers=2, hidden=64, heads=4))
     for block in (*model.blocks, model):
         fully_shard(block)
