@@ -32,23 +32,28 @@ Program = Callable[..., object]
 
 @functools.cache
 def observed(exercise: Exercise, case: Case) -> dict[Program, list[Observed]]:
-    """The results of all programs of an exercise whose runs end well, by rank, from one launch."""
-    mistakes = [mistake.program for mistake in exercise.mistakes if not mistake.fails]
-    programs = [exercise.right, *mistakes, *RIGHT.get(exercise, [])]
+    """The results of all programs of an exercise whose runs end well, by rank, from one launch.
+
+    Without the mistakes that are told in an earlier case with as many ranks: a check names none of them any more.
+    """
+    programs = [exercise.right, *(one.program for one in untold(exercise, case)), *RIGHT.get(exercise, [])]
     return dict(zip(programs, map(list, zip(*exercise.run(programs, case).results, strict=True)), strict=True))
+
+
+def untold(exercise: Exercise, case: Case) -> list[Mistake]:
+    cases = exercise.all_cases(0)[:-1]
+    earlier = [one for one in cases[: cases.index(case)] if one.world_size == case.world_size] if case in cases else []
+    found = [Evidence(exercise, one, [], observed(exercise, one)[exercise.right]) for one in earlier]
+    return [one for one in exercise.mistakes if not one.fails and all(before.would_pass(one) for before in found)]
 
 
 def share_launches(exercise: Exercise) -> None:
     """Let the exercise compare with these results, in place of launches of its own."""
 
     def run_mistakes(case: Case) -> dict[Mistake, list[Observed]]:
-        return {one: observed(exercise, case)[one.program] for one in exercise.mistakes if not one.fails}
+        return {one: observed(exercise, case)[one.program] for one in untold(exercise, case)}
 
-    exercise.run_mistakes = run_mistakes  # type: ignore[method-assign]
-
-
-for part in checks.PARTS:
-    share_launches(part)
+    vars(exercise)["run_mistakes"] = functools.cache(run_mistakes)
 
 
 def verdicts(
