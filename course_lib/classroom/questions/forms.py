@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from string import ascii_lowercase
 from typing import Any
 
@@ -104,6 +105,8 @@ class Number:
 
     def run(self, answer: str) -> Outcome:
         outcome, given = self.measure(), units.parse(answer, self.quantity)
+        if isnan(outcome.measured):
+            return outcome
         right = units.is_close(given, outcome.measured, self.tolerance)
         slip = "" if right else units.explain(given, outcome.measured, self.quantity, self.slips, self.tolerance)
         return replace(outcome, right=right, why=f"{slip}\n\n{self.why}" if slip else self.why)

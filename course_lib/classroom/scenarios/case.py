@@ -33,7 +33,7 @@ class CaseQuestion:
         return Question(name, seed, page.text, form, varies=False)  # otherwise one card would change without the others
 
 
-def debrief(question: str, seed: int, until: str, tell: Callable[[], Feedback], anyway: bool) -> Feedback:
+def debrief(question: str, seed: int, until: str, tell: Callable[[], Feedback], anyway: bool = False) -> Feedback:
     """Tell the debrief once the question was answered right, in a room, or `anyway`. until: the step before it."""
     if anyway or is_for_a_room() or questions.load(question, seed).was_right():
         return tell()
