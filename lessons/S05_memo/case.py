@@ -129,7 +129,7 @@ def _gain(change: str, case: Brief, before: Estimate) -> tuple[float, Estimate |
 def _mitigate(change: str, case: Brief, before: Estimate) -> Outcome:
     gain, after = _gain(change, case, before)
     if change not in RULES[case.rule][1] or after is None:
-        why = "with your plan this is not possible, or it does not fit any more" if after is None else "not allowed here"
+        why = "with your plan this is not possible, or it does not fit any more" if after is None else "the brief does not allow it"
         return Outcome(False, f"Modelled: {why}.")
     best = max(_gain(name, case, before)[0] for name in RULES[case.rule][1])
     tokens = f"{before.tokens_per_second:,.0f} tokens a second before, {after.tokens_per_second:,.0f} after"
