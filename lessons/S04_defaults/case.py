@@ -91,7 +91,9 @@ def _with(name: str) -> Trials:
 def _get_wrong(name: str) -> Outcome:
     found = {one: _with(one) for one in WRONG}
     costly = max(found, key=lambda one: found[one].score)
-    said = f"Modelled: the best plans of all {counted(len(FLEET), 'pair')}, with this alone set otherwise. {found[name]}"
+    said = (
+        f"Modelled: the best plans of all {counted(len(FLEET), 'pair')}, with this alone set otherwise. {found[name]}"
+    )
     return Outcome(name == costly, said, shown=(name == costly) == (name == "node"))
 
 

@@ -12,9 +12,9 @@
 #
 # You write the defaults anew: a short function that gets a model, a cluster and a minibatch, and returns a `Plan`. It
 # may ask whether a plan fits for certain: `estimate(model, cluster, plan, global_batch).fits`, from
-# `course_lib.planner`. It may ask at most 30 times for each group, and what a search tries counts, too: a default has to
-# be explained to those who get it. What counts is the worst case, not the mean: a group for which the default does not
-# run calls you at night. And next year there will be groups that you do not know yet.
+# `course_lib.planner`. It may ask at most 48 times for each group, and what a search tries counts, too: a default has
+# to be explained to those who get it. What counts is the worst case, not the mean: a group for which the default does
+# not run calls you at night. And next year there will be groups that you do not know yet.
 #
 # ## 1. Before you write
 #
@@ -74,9 +74,9 @@ fleet.trial(policy)
 #
 # ## 3. Groups that nobody has seen
 #
-# Six pairs of a model and a cluster are drawn now, and others each time. Their best plans are searched for, which takes a
-# few seconds. The policy is good if it runs for all six, and the worst is at most 1.5 times as long as the best. *Predict:*
-# which of your rules was made for one of the twelve alone?
+# Six pairs of a model and a cluster are drawn now, and others each time. Their best plans are searched for, which takes
+# a few seconds. The policy is good if it runs for all six, and the worst is at most 1.5 times as long as the best.
+# *Predict:* which of your rules was made for one of the twelve alone?
 
 # %% tags=["nbval-ignore-output"]
 fleet.hand_in(policy)

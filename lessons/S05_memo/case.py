@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from course_lib.classroom.questions.asking import MakeForm, choice, each, number, plan, prose
+from course_lib.classroom.questions.asking import MakeForm, choice, number, plan, prose
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.units import BYTES, SECONDS, SHARE, TIMES, Quantity
 from course_lib.classroom.scenarios.case import CaseQuestion
@@ -129,11 +129,17 @@ def _gain(change: str, case: Brief, before: Estimate) -> tuple[float, Estimate |
 def _mitigate(change: str, case: Brief, before: Estimate) -> Outcome:
     gain, after = _gain(change, case, before)
     if change not in RULES[case.rule][1] or after is None:
-        why = "with your plan this is not possible, or it does not fit any more" if after is None else "the brief does not allow it"
+        why = (
+            "with your plan this is not possible, or it does not fit any more"
+            if after is None
+            else "the brief does not allow it"
+        )
         return Outcome(False, f"Modelled: {why}.")
     best = max(_gain(name, case, before)[0] for name in RULES[case.rule][1])
     tokens = f"{before.tokens_per_second:,.0f} tokens a second before, {after.tokens_per_second:,.0f} after"
-    said = f"Modelled, for your plan: {tokens}, {gain:+.1%}. Of the changes that are allowed, the best gains {best:+.1%}."
+    said = (
+        f"Modelled, for your plan: {tokens}, {gain:+.1%}. Of the changes that are allowed, the best gains {best:+.1%}."
+    )
     picture = step_time_by_part({"before": before, "after": after}, title="A step")
     return Outcome(0 < best <= ALIKE * gain, said, pictures=(picture,))
 
@@ -158,7 +164,11 @@ FORMS: dict[str, MakeForm] = {
     **{
         name: prose(_planned(partial(_show, figure)))
         for name, figure in {
-            "S5_memory": 0, "S5_gradients": 2, "S5_pipeline": 1, "S5_precision": 0, "S5_advice": 1,
+            "S5_memory": 0,
+            "S5_gradients": 2,
+            "S5_pipeline": 1,
+            "S5_precision": 0,
+            "S5_advice": 1,
         }.items()
     },
     **{name: number(of, _planned(partial(_measure, name)), tolerance=0.02) for name, (of, _) in NUMBERS.items()},

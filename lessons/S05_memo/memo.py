@@ -19,7 +19,6 @@ from course_lib.classroom.questions.markup import bullets, to_html
 from course_lib.classroom.questions.question import Question
 from course_lib.figures import Picture, Timing, devices, memory_by_part, speed_up, step_time_by_part
 from course_lib.figures.axis import memory_size, percent
-from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Estimate, ModelSpec, estimate, search
 
 

@@ -16,8 +16,8 @@
 # 6. the likeliest bottleneck, and what to try first.
 #
 # Beside the text stand eight numbers, each in a field of its own. They are compared with the plan that you decided on
-# last, to within 2%; write them with a unit, such as 3.4 GB, 25% or 8.8 s. The text itself nobody can judge but you: its
-# cards say what a good one has.
+# last, to within 2%; write them with a unit, such as 3.4 GB, 25% or 8.8 s. The text itself nobody can judge but you:
+# its cards say what a good one has.
 #
 # Everything you type is kept within a second, in the folder `.course`. You can close this page and come back, and you
 # can change every answer until you hand the memo in. All costs here are **modelled**, by the planner.
@@ -113,8 +113,9 @@ Card("S5_advice", SEED)
 # %% [markdown]
 # ## Hand it in
 #
-# This writes two files. `S05_memo.html` is the memo, two pages when it is printed. `S05_sheet.html` is for whoever marks
-# it: what the runs say of your numbers and choices, and the levels of each section. Run it again after each change.
+# This writes two files. `S05_memo.html` is the memo, two pages when it is printed. `S05_sheet.html` is for whoever
+# marks it: what the runs say of your numbers and choices, and the levels of each section. Run it again after each
+# change.
 
 # %% tags=["nbval-ignore-output"]
 for file in memo.export("S05_memo", author="", seed=SEED):

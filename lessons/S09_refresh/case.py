@@ -54,9 +54,7 @@ CASE = Planning(
         _tasks(
             GPT_13B, _nodes("H100-80GB", 4, "InfiniBand NDR"), 256, "dp=2 tp=4 pp=4 micro_batch=4 zero=1 recompute=full"
         ),
-        _tasks(
-            GPT_18B, _nodes("H100-80GB", 4, "Ethernet 25", 4), 256, "dp=4 tp=4 micro_batch=4 zero=3 recompute=full"
-        ),
+        _tasks(GPT_18B, _nodes("H100-80GB", 4, "Ethernet 25", 4), 256, "dp=4 tp=4 micro_batch=4 zero=3 recompute=full"),
         _tasks(NEOX_20B, _nodes("H100-80GB", 8, "InfiniBand HDR", 4, "PCIe 5"), 64, "tp=4 pp=8 micro_batch=4 zero=1"),
         _tasks(GPT_13B, _nodes("A100-80GB", 16, "InfiniBand HDR", 4), 64, "dp=8 tp=2 pp=4 micro_batch=4 zero=1"),
         _tasks(GPT_7B, _nodes("H200-141GB", 2, "Ethernet 25"), 512, "tp=8 pp=2 zero=1 recompute=full"),

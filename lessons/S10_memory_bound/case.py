@@ -64,7 +64,7 @@ CASE = Planning(
 QUESTIONS = CASE.questions()
 
 
-def overflow(scale: float = 2.0**24, steps: int = 16) -> Feedback:
+def overflow(scale: float = 2.0**24, steps: int = 24) -> Feedback:
     """A small model trained in fp16 with a dynamic loss scale that is too large at first. Measured."""
     lines = launch(_train, 1, (scale, steps)).results[0]
     return Feedback("", Outcome(None, bullets(lines)), title="A small model in fp16, step by step (measured)")

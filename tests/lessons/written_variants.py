@@ -15,9 +15,11 @@ PAGE = Path(__file__).parents[2] / "lessons" / "instructors" / "variants.md"
 
 
 def row(variant: PlanCase) -> str:
-    """A row of the table: what the variant is about, the answer to the limit question, and the best plans of a search."""
+    """A row: what the variant is about, the answer to the limit question, and the best plans of a search."""
     name, first = variant.case.name, variant.first
-    right = [words[0] for words, outcome in questions.load(f"{name}_limit", variant.seed).form.reveal() if outcome.right]
+    right = [
+        words[0] for words, outcome in questions.load(f"{name}_limit", variant.seed).form.reveal() if outcome.right
+    ]
     best = [f"`{plan_text.write(reaching(task).best.plan)}`" for task in (first, variant.then)]
     return f"| {' | '.join([name, str(variant.seed), first.words, machine(first.cluster), *right, *best])} |"
 

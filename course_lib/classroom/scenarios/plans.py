@@ -24,8 +24,8 @@ from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.scenarios.case import CaseQuestion, debrief
 from course_lib.classroom.scenarios.targets import PlanTask, brief, found, machine, reaching
-from course_lib.figures.axis import memory_size
 from course_lib.figures import devices, memory_by_part, plan_map, step_time_by_part
+from course_lib.figures.axis import memory_size
 from course_lib.planner import Estimate, Plan, estimate
 
 
