@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from course_lib.classroom.questions.asking import MakeForm, choice, number, plan, prose
+from course_lib.classroom.questions.asking import MakeForm, choice, number, open_case, plan
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.units import BYTES, SECONDS, SHARE, TIMES, Quantity
 from course_lib.classroom.scenarios.case import CaseQuestion
 from course_lib.classroom.scenarios.targets import machine
 from course_lib.figures import step_time_by_part
-from course_lib.figures.axis import duration, percent
+from course_lib.figures.axis import duration
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Estimate, estimate, search
 from course_lib.planner.search import ALIKE
@@ -46,16 +46,12 @@ def _planned(run: Callable[..., Outcome]) -> Callable[..., Outcome]:
     return told
 
 
-def _show(figure: int, case: Brief, chosen: Estimate, text: str) -> Outcome:
+def _show(figure: int, case: Brief, chosen: Estimate) -> Outcome:
     said = f"Your plan (modelled): {plan_in_words(chosen.plan)}. Only you can judge the text."
     return Outcome(None, said, pictures=(figures(case, chosen)[figure],))
 
 
 # Eight numbers
-
-
-def _stages(case: Brief, chosen: Estimate) -> int:
-    return chosen.plan.pp if chosen.plan.pp > 1 else 4
 
 
 NUMBERS: dict[str, tuple[Quantity, Callable[[Brief, Estimate], float]]] = {
@@ -64,14 +60,15 @@ NUMBERS: dict[str, tuple[Quantity, Callable[[Brief, Estimate], float]]] = {
     "S5_sent": (BYTES, lambda case, chosen: chosen.flows["data"].bytes if "data" in chosen.flows else 0),
     "S5_speed_up": (TIMES, lambda case, chosen: one_node(case).step_time.total / chosen.step_time.total),
     "S5_bubble": (SHARE, lambda case, chosen: chosen.bubble),
-    "S5_naive": (SHARE, lambda case, chosen: 1 - 1 / _stages(case, chosen)),
-    "S5_wide": (BYTES, lambda case, chosen: _changed(case, chosen, precision="fp32").memory.activations),
+    "S5_naive": (SHARE, lambda case, chosen: 1 - 1 / (chosen.plan.pp if chosen.plan.pp > 1 else 4)),
+    "S5_wide": (BYTES, lambda case, chosen: _wide(case, chosen)),
     "S5_lost": (SECONDS, lambda case, chosen: _lost(case, chosen)),
 }
 
 
-def _changed(case: Brief, chosen: Estimate, **changes: Any) -> Estimate:
-    return estimate(case.model, case.cluster, replace(chosen.plan, **changes), case.batch)
+def _wide(case: Brief, chosen: Estimate) -> float:
+    wide = replace(chosen.plan, precision="fp32")
+    return estimate(case.model, case.cluster, wide, case.batch).memory.activations
 
 
 def _lost(case: Brief, chosen: Estimate) -> float:
@@ -114,13 +111,9 @@ def _gain(change: str, case: Brief, before: Estimate) -> tuple[float, Estimate |
         "tensor": replace(chosen, tp=2 * chosen.tp, dp=max(1, chosen.dp // 2)),
     }
     faster = replace(cluster, nics_per_node=4 * (cluster.nics_per_node or cluster.devices_per_node))
+    cluster, batch = faster if change == "network" else cluster, case.batch * (1 + (change == "batch"))
     try:
-        after = estimate(
-            case.model,
-            faster if change == "network" else cluster,
-            plans.get(change, chosen),
-            case.batch * (1 + (change == "batch")),
-        )
+        after = estimate(case.model, cluster, plans.get(change, chosen), batch)
     except ValueError:
         return -1.0, None
     return (after.tokens_per_second / before.tokens_per_second - 1, after) if after.fits else (-1.0, None)
@@ -145,32 +138,13 @@ def _mitigate(change: str, case: Brief, before: Estimate) -> Outcome:
 
 
 def _facts(case: Brief) -> dict[str, object]:
-    return {
-        "machine": machine(case.cluster),
-        "devices": case.cluster.devices,
-        "model": f"{case.model.parameters / 1e9:.0f} billion parameters, in {case.model.layers} layers",
-        "batch": f"{case.batch} samples of {case.model.sequence:,} tokens",
-        "inside": f"{case.cluster.inside_link.bandwidth / 1e9:.0f} GB/s",
-        "between": f"{case.cluster.between_link.bandwidth / 1e9:.1f} GB/s",
-        "faster": f"{case.expected * case.cluster.nodes:.1f}",
-        "expected": percent(case.expected),
-        "nodes": case.cluster.nodes,
-        "rule": RULES[case.rule][0],
-    }
+    return {"case": case, "machine": machine, "rule": RULES[case.rule][0]}
 
 
+FIGURES = {"S5_memory": 0, "S5_gradients": 2, "S5_pipeline": 1, "S5_precision": 0, "S5_advice": 1}  # of each section
 FORMS: dict[str, MakeForm] = {
     PLAN: plan(_judge),
-    **{
-        name: prose(_planned(partial(_show, figure)))
-        for name, figure in {
-            "S5_memory": 0,
-            "S5_gradients": 2,
-            "S5_pipeline": 1,
-            "S5_precision": 0,
-            "S5_advice": 1,
-        }.items()
-    },
+    **{name: open_case(_planned(partial(_show, figure))) for name, figure in FIGURES.items()},
     **{name: number(of, _planned(partial(_measure, name)), tolerance=0.02) for name, (of, _) in NUMBERS.items()},
     "S5_bottleneck": choice({loss: _planned(partial(_blame, loss)) for loss in LOSSES}),
     "S5_mitigation": choice({change: _planned(partial(_mitigate, change)) for change in CHANGES}),

@@ -160,9 +160,10 @@ def _sheet(case: Brief) -> Iterator[str]:
     chosen = [questions.load(name, case.seed) for name in PARTS if name not in SECTIONS]
     yield _table((one.entry.title, _said(one, UNWRITTEN), _verdict(one)) for one in chosen)
     for name in SECTIONS:
-        sections = questions.load(name, case.seed).entry.sections
-        levels, points = sections["levels"].text, sections["checklist"].text.replace("- ", "- ☐ ")
-        yield f"<h2>{escape(questions.load(name, case.seed).entry.title)}: ___ of 3</h2>{to_html(levels)}{to_html(points)}"
+        entry = questions.load(name, case.seed).entry
+        _, _, levels = entry.sections["answer"].text.partition("\n\n")
+        points = entry.sections["checklist"].text.replace("- ", "- ☐ ")
+        yield f"<h2>{escape(entry.title)}: ___ of 3</h2>{to_html(levels)}{to_html(points)}"
 
 
 def _said(question: Question, otherwise: str) -> str:

@@ -64,10 +64,8 @@ def parse(text: str, quantity: Quantity) -> float:
     Raises ValueError, saying what would work, for text without a number or with another unit.
     """
     found = re.fullmatch(r"\s*((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([^\d\s,.].*?)?\s*", text)
-    if comma := re.match(r"\s*(\d+),(\d+)", text) if not found else None:
-        raise ValueError(
-            f"{text!r} has a comma among its digits; write {comma[1]}.{comma[2]} with a point, as in English"
-        )
+    if not found and (comma := re.match(r"\s*(\d+),(\d+)", text)):
+        raise ValueError(f"{text!r} has a comma among its digits; write {comma[1]}.{comma[2]} with a point")
     if not found:
         raise ValueError(f"{text!r} is not {quantity.name}; write for instance {quantity.example!r}")
     number, unit = re.sub("[,_]", "", found[1]), found[2] or ""

@@ -25,7 +25,6 @@ from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.scenarios.case import CaseQuestion, debrief
 from course_lib.classroom.scenarios.targets import PlanTask, brief, found, machine, reaching
 from course_lib.figures import devices, memory_by_part, plan_map, step_time_by_part
-from course_lib.figures.axis import memory_size
 from course_lib.planner import Estimate, Plan, estimate
 
 
@@ -64,9 +63,8 @@ class PlanCase:
         """The evidence before any decision: the job, the machine, and the cost of the present plan."""
         task = replace(self.first, cluster=self.first.shown or self.first.cluster)
         one = task.estimate()
-        model = f"{task.model.parameters / 1e9:.1f} billion parameters, {task.model.layers} layers"
         facts = {
-            "model": f"{model}, sequences of {task.model.sequence:,} tokens, {task.batch} of them in a minibatch",
+            "model": f"{task.words}; {task.model.layers} layers, {task.batch} sequences in a minibatch",
             "machine": machine(task.cluster),
             "the plan as it stands": brief(one),
         }
@@ -94,31 +92,17 @@ class PlanCase:
         return debrief(f"{self.case.name}_better", self.seed, "find a plan that reaches all targets", self._told)
 
     def _told(self) -> Feedback:
-        said = []
-        for name, change in self.then.turns.items():
-            one = self.then.estimate(change)
-            said.append(f"{name}: {brief(one)}; misses {', '.join(self.then.missed(one)) or 'nothing'}")
+        tried = {name: self.then.estimate(change) for name, change in self.then.turns.items()}
+        missed = {name: ", ".join(self.then.missed(one)) or "nothing" for name, one in tried.items()}
+        said = [f"{name}: {brief(one)}; misses {missed[name]}" for name, one in tried.items()]
         said.append(f"the best that a search finds: {brief(reaching(self.then).best)}")
         incident = case_of(f"{self.case.name}_defend").sections["incident"].text
         return Feedback("", Outcome(None, bullets(said), incident), title="What usual choices lead to (modelled)")
 
 
 def _facts(task: PlanTask) -> dict[str, object]:
-    """The fields that a page may use about a task."""
-    memory = task.estimate().memory
-    return {
-        "model": task.words,
-        "machine": machine(task.cluster),
-        "batch": task.batch,
-        "devices": task.cluster.devices,
-        "goal": task.goal,
-        "targets": bullets(task.targets),
-        "states": memory_size(16 * task.model.parameters),
-        "state": memory_size(memory.parameters + memory.gradients + memory.optimizer),
-        "activations": memory_size(memory.activations),
-        "need": memory_size(memory.total),
-        "has": memory_size(task.cluster.spec.memory),
-    }
+    """The names that fields of a page may use."""
+    return {"task": task, "machine": machine, "bullets": bullets}
 
 
 def _now(task: PlanTask) -> Plan:

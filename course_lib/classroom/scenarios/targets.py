@@ -78,6 +78,12 @@ class PlanTask:
         return estimate(self.model, cluster, plan, self.batch)
 
     @property
+    def state(self) -> float:
+        """The bytes of parameters, gradients and optimizer on the fullest device of the present plan."""
+        memory = self.estimate().memory
+        return memory.parameters + memory.gradients + memory.optimizer
+
+    @property
     def room(self) -> float:
         """The bytes of a device that a plan may need."""
         return self.within * self.cluster.spec.memory
@@ -132,8 +138,7 @@ def found(task: PlanTask) -> Found:
 @cache
 def reaching(task: PlanTask) -> Found:
     """The plans of the search that reach all targets."""
-    targets = task.targets
-    return Found([one for one in found(task) if all(target.is_reached(one) for target in targets)], task.within)
+    return Found([one for one in found(task) if not task.missed(one)], task.within)
 
 
 def machine(cluster: Cluster) -> str:
