@@ -16,10 +16,7 @@ GPT_3B, GPT_7B = replace(GPT_1B, layers=32, hidden=2560, heads=32), replace(GPT_
 # Narayanan et al. 2021, table 1: 39.1 billion parameters.
 GPT_39B = replace(GPT_1B, layers=48, hidden=8192, heads=64, vocab=51200)
 
-LINK = (
-    "In summer the node may be exchanged for one with slower links, so the plan should not spend much of a step "
-    "waiting for them."
-)
+LINK = "In summer the node may get slower links, so the plan should not spend much of a step waiting for them."
 MEMORY = "A teacher model will lie in the same memory later, so the plan may need only a part of it."
 BUBBLE = "The power bill is paid by the hour, also for devices that wait, so hardly any of a step may be a bubble."
 

@@ -17,10 +17,8 @@ GPT_7B = ModelSpec(32, 4096, 32, sequence=2048, vocab=50272, flash_attention=Tru
 GPT_18B = replace(GPT_7B, layers=40, hidden=6144, heads=48, vocab=51200)
 GPT_39B = replace(GPT_18B, layers=48, hidden=8192, heads=64)
 # Zhang et al. 2022, "OPT", table 1.
-OPT_30B, OPT_66B = (
-    replace(GPT_7B, layers=48, hidden=7168, heads=56, sequence=16384),
-    replace(GPT_7B, layers=64, hidden=9216, heads=72, sequence=4096),
-)
+OPT_30B = replace(GPT_7B, layers=48, hidden=7168, heads=56, sequence=16384)
+OPT_66B = replace(GPT_7B, layers=64, hidden=9216, heads=72, sequence=4096)
 DEVICES = {"a100": "A100-40GB", "h100": "H100-80GB", "h200": "H200-141GB", "b200": "B200-180GB"}
 BUBBLE = "Hardly any time may be lost in a bubble."
 LINK = "The next node may have slower links, so hardly any of a step may be spent waiting for them."
@@ -45,7 +43,6 @@ def _tasks(model: ModelSpec, node: str, batch: int, goal: str, n: int = 8, **lim
         share=0.65,
         within=0.95,
         changes={one: (smallest, Cluster(device, devices_per_node=n)) for one, device in DEVICES.items()},
-        prefer=lambda one: -one.capacity,
         shown=Cluster("B200-180GB", devices_per_node=n),
     )
     return first, replace(first, share=1 / ALIKE, within=1.0, goal=goal, turns=turns, **limits)

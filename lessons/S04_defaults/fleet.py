@@ -53,8 +53,6 @@ FLEET = {
     name: Pair(ModelSpec(**of["model"]), Cluster(**of["cluster"]), of["batch"], plan_text.parse(of["best"]))
     for name, of in json.loads(Path(__file__).with_name("fleet.json").read_text(encoding="utf-8")).items()
 }
-NETWORKS = {"V100-32GB": ("InfiniBand EDR",), "RTX-4090": ()}  # of a device's clusters; () for single nodes
-USUAL = "Ethernet 100", "InfiniBand HDR", "InfiniBand NDR"
 
 
 class Trial(NamedTuple):
@@ -115,21 +113,19 @@ def trial(policy: Policy, pairs: Mapping[str, Pair] = FLEET) -> Trials:
 
 
 def _drawn(random: Random) -> Iterator[tuple[str, Pair]]:
-    """Pairs of the fleet's models and devices in other numbers, whose best plan fits; by name."""
+    """Pairs of the fleet's models and clusters, mixed and in other sizes, whose best plan fits; by name."""
     names = set[str]()
     while len(names) < UNSEEN:
-        seen, device = random.choice(list(FLEET.values())), random.choice(list(FLEET.values())).cluster.device
-        network = random.choice(NETWORKS.get(device, USUAL) or ("",))
-        nodes = random.choice((1, 2, 4)) if network else 1
-        cluster = Cluster(device, nodes, between=network or "Ethernet 100")
-        model = replace(seen.model, sequence=min(seen.model.sequence, 8192) * random.choice((1, 1, 2)))
-        batch = random.choice((64, 128, 256))
-        name = f"{model.parameters / 1e9:.1f}B, {model.sequence:,} tokens, batch {batch}, on {cluster.devices} {device}"
+        (model, *_), (_, seen, *_) = random.choices(list(FLEET.values()), k=2)
+        cluster = replace(seen, nodes=random.choice((1, 2, 4))) if seen.nodes > 1 else replace(seen, devices_per_node=8)
+        model = replace(model, sequence=min(model.sequence, 8192) * random.choice((1, 1, 2)))
+        batch, where = random.choice((64, 128, 256)), f"{cluster.devices} {cluster.device}, {cluster.between}"
+        name = f"{model.parameters / 1e9:.1f}B, {model.sequence:,} tokens, batch {batch}, on {where}"
         if name in names or 16 * model.parameters > ROOM * cluster.devices * cluster.spec.memory:
             continue
         if (best := search(model, cluster, batch)[0]).fits:
             names.add(name)
-            yield f"{name}, {network}".removesuffix(", "), Pair(model, cluster, batch, best.plan)
+            yield name, Pair(model, cluster, batch, best.plan)
 
 
 @contextmanager

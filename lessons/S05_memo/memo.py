@@ -38,21 +38,14 @@ class Brief(NamedTuple):
 
 OPT_13B = ModelSpec(layers=40, hidden=5120, heads=80, sequence=2048, vocab=51200, flash_attention=True)
 NEOX_20B = ModelSpec(44, 6144, 64, sequence=2048, vocab=50432, tied_embeddings=False, flash_attention=True)
+TRIAL = "There is money for one purchase, and a trial has shown that it learns as well with twice the minibatch."
 RULES = {  # what a brief allows to change: in words, and by name
     "program": (
-        "Nothing may be bought, and the minibatch stays as it is; the program may change.",
+        "Nothing may be bought, and the minibatch stays. The program may change.",
         ("overlap", "schedule", "tensor"),
     ),
-    "settings": (
-        "There is money for one purchase, and a trial has shown that the model learns as well with twice the "
-        "minibatch. The program stays as it is, except for its plan.",
-        ("schedule", "tensor", "network", "batch"),
-    ),
-    "all": (
-        "There is money for one purchase, two weeks of an engineer are free for the program, and a trial has shown "
-        "that the model learns as well with twice the minibatch.",
-        ("overlap", "schedule", "tensor", "network", "batch"),
-    ),
+    "settings": (f"{TRIAL} The program stays, except for its plan.", ("schedule", "tensor", "network", "batch")),
+    "all": (f"{TRIAL} The program may change, too.", ("overlap", "schedule", "tensor", "network", "batch")),
 }
 BRIEFS = (
     Brief(OPT_13B, Cluster("A100-40GB", 4, between="Ethernet 25"), 256, "program", 0.8),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
@@ -11,7 +12,7 @@ from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.runs.training import SMALL, shares, train
 from course_lib.classroom.scenarios.plans import Planning
-from course_lib.classroom.scenarios.targets import PlanTask
+from course_lib.classroom.scenarios.targets import Change, PlanTask
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from course_lib.planner import Cluster, ModelSpec
@@ -39,7 +40,7 @@ def _tasks(
     model = replace(model, sequence=sequence)
     words = f"a model of {model.parameters / 1e9:.1f} billion parameters, with sequences of {sequence:,} tokens"
     v100 = Cluster("V100-32GB", nodes, between="InfiniBand EDR", nics_per_node=4)
-    changes = {
+    changes: dict[str, Change] = {
         "bits": "precision=bf16",
         "tensor_floats": ("", replace(a100, matmul=TF32_FASTER * a100.spec.matmul)),
         "everything": "zero=3",
@@ -66,18 +67,19 @@ QUESTIONS = CASE.questions()
 
 def overflow(scale: float = 2.0**24, steps: int = 24) -> Feedback:
     """A small model trained in fp16 with a dynamic loss scale that is too large at first. Measured."""
-    lines = launch(_train, 1, (scale, steps)).results[0]
+    losses, scales = launch(_train, 1, (scale, steps)).results[0]
+    what = ["overflow: no update, and half the scale" if now < was else "an update" for was, now in pairwise(scales)]
+    lines = map("loss {:.2f}, scaled by {:,.0f}: {}".format, losses, scales, what)
     return Feedback("", Outcome(None, bullets(lines)), title="A small model in fp16, step by step (measured)")
 
 
-def _train(rank: int, scale: float, steps: int) -> list[str]:
+def _train(rank: int, scale: float, steps: int) -> tuple[list[float], list[float]]:
+    """The loss of each step, and the scales: of the first step, and after each."""
     torch.manual_seed(0)
-    model, scaler = TinyGPT(SMALL, dtype=torch.float16), LossScaler(scale, growth_interval=4)
-    optimizer, lines = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=3e-3), list[str]()
-    for minibatch in shares(rank, 32, steps):
-        was = scaler.scale_factor
-        (loss,) = train(model, [minibatch], data.answer_loss, optimizer, scaler)
-        is_skipped = scaler.scale_factor < was
-        what = "overflow: no update, and half the scale" if is_skipped else "an update"
-        lines.append(f"loss {loss:.2f}, scaled by {was:,.0f}: {what}")
-    return lines
+    model, scaler, scales = TinyGPT(SMALL, dtype=torch.float16), LossScaler(scale, growth_interval=4), list[float]()
+    optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=3e-3)
+    minibatches = shares(rank, 32, steps)
+    losses = train(
+        model, minibatches, data.answer_loss, optimizer, scaler, combine=lambda: scales.append(scaler.scale_factor)
+    )
+    return losses, [*scales, scaler.scale_factor]

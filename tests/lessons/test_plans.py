@@ -278,8 +278,9 @@ def test_the_evidence_shows_the_job_and_does_not_say_what_to_do(variant: PlanCas
 
 def test_eight_bits_need_more_memory_than_sixteen() -> None:
     for variant in map(case("S3").variant, range(6)):
-        plan, cluster = variant.first.changes["h200"]
-        assert isinstance(cluster, Cluster)
+        change = variant.first.changes["h200"]
+        assert isinstance(change, tuple)
+        plan, cluster = change
         in_eight, in_sixteen = (variant.first.estimate((f"{plan}{more}", cluster)) for more in (" precision=fp8", ""))
         assert in_eight.memory.total > in_sixteen.memory.total
 

@@ -25,7 +25,7 @@ from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.scenarios.case import CaseQuestion, debrief
 from course_lib.classroom.scenarios.targets import PlanTask, brief, found, machine, reaching
 from course_lib.figures import devices, memory_by_part, plan_map, step_time_by_part
-from course_lib.planner import Estimate, Plan, estimate
+from course_lib.planner import Estimate, estimate
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class Planning:
 
     def questions(self) -> dict[str, CaseQuestion]:
         """The case's questions by name, for `questions.load`."""
+        judged = plan(_judge, lambda task: plan_text.parse(task.now))
         asked = {
             "limit": (lambda seed: self.variant(seed).first, choice(each(_change, self.tasks[0][0].changes))),
-            "plan": (lambda seed: self.variant(seed).first, plan(_judge, _now)),
-            "better": (lambda seed: self.variant(seed).then, plan(_judge, _now)),
+            "plan": (lambda seed: self.variant(seed).first, judged),
+            "better": (lambda seed: self.variant(seed).then, judged),
         }
         steps = {f"{self.name}_{step}": CaseQuestion(about, ask, _facts) for step, (about, ask) in asked.items()}
         defend = CaseQuestion(self.variant, open_case(PlanCase.compare), lambda variant: _facts(variant.then))
@@ -80,9 +81,8 @@ class PlanCase:
         """The plan of the last answer, beside other plans."""
         note, task = journal.latest(f"{self.case.name}_better", self.seed), self.then
         mine = note and estimate(task.model, task.cluster, plan_text.parse(note.answer), task.batch)
-        steps = {"your plan": mine} if mine else {}
-        steps |= {name: task.estimate(change) for name, change in task.turns.items()}
-        steps["best of a search"] = reaching(task).best
+        turns = {name: task.estimate(change) for name, change in task.turns.items()}
+        steps = ({"your plan": mine} if mine else {}) | turns | {"best of a search": reaching(task).best}
         lines = bullets(f"{name}: {brief(one)}" for name, one in steps.items())
         said = f"{mine.interval if mine else 'You have not decided on a plan yet.'} Modelled:\n\n{lines}"
         return Outcome(None, said, pictures=(step_time_by_part(steps, title="What there was to choose from"),))
@@ -102,17 +102,14 @@ class PlanCase:
 
 def _facts(task: PlanTask) -> dict[str, object]:
     """The names that fields of a page may use."""
-    return {"task": task, "machine": machine, "bullets": bullets}
-
-
-def _now(task: PlanTask) -> Plan:
-    return plan_text.parse(task.now)
+    return {"task": task, "now": task.estimate().memory, "machine": machine, "bullets": bullets}
 
 
 def _change(name: str, task: PlanTask) -> Outcome:
     """Try whether a change helps more than the others: first the plan has to fit, then it has to be fast."""
     steps = {other: task.estimate(change) for other, change in task.changes.items()}
-    gains = {other: (one.fits, task.prefer(one)) for other, one in steps.items()}
+    size = -1 if task.shown else 0  # where the cluster is asked for, the smallest is best
+    gains = {other: (one.fits, size * one.capacity, one.tokens_per_second) for other, one in steps.items()}
     is_all_else = isinstance(task.changes[name], tuple) and task.changes[name][0]
     beside = ({} if is_all_else else {"as it stands": task.estimate()}) | {"tried": steps[name]}
     said = " ".join(f"{who.capitalize()}: {brief(one)}." for who, one in beside.items())

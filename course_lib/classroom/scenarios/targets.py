@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from operator import attrgetter
 from typing import NamedTuple
 
 from course_lib.classroom.questions import plan_text
@@ -49,7 +48,6 @@ class PlanTask:
     within: the share of a device's memory that it may need, with any software.  bubble: the largest share of a step.
     waiting: for each link, the largest share of a step in which a device waits for it.
     changes: of the present plan, or of the plan and the cluster.  turns: what people often do, by name.
-    prefer: ranks the changes with which it fits.
     old: the plan, or plan and cluster, before a refresh.
     shown: the cluster of the evidence, where the first question asks which cluster it should be.
     """
@@ -66,7 +64,6 @@ class PlanTask:
     waiting: Mapping[str, float] = field(default_factory=dict)
     changes: Mapping[str, Change] = field(default_factory=dict)
     turns: Mapping[str, str] = field(default_factory=dict)
-    prefer: Callable[[Estimate], float] = attrgetter("tokens_per_second")
     old: Change | None = None
     shown: Cluster | None = None
 
@@ -76,12 +73,6 @@ class PlanTask:
         said = plan_text.pairs(self.now) | (plan_text.pairs(text) if text else {})
         plan = plan_text.parse(" ".join(f"{name}={value}" for name, value in said.items()))
         return estimate(self.model, cluster, plan, self.batch)
-
-    @property
-    def state(self) -> float:
-        """The bytes of parameters, gradients and optimizer on the fullest device of the present plan."""
-        memory = self.estimate().memory
-        return memory.parameters + memory.gradients + memory.optimizer
 
     @property
     def room(self) -> float:
@@ -124,9 +115,7 @@ class PlanTask:
         best = all_reaching.best
         if seconds <= ALIKE * best.step_time.total:
             n = counted(len(all_reaching.tied), "plan")
-            return (
-                f"The planner cannot tell it from the best that a search finds: {n} that reach all targets are as near."
-            )
+            return f"The planner cannot tell it from the best that a search finds: {n} that reach all are as near."
         faster = counted(sum(other.step_time.total < seconds for other in all_reaching), "faster plan")
         return f"A search finds {faster} that reach all targets, too; the best is {brief(best)}."
 
@@ -153,6 +142,5 @@ def waiting(link: str, one: Estimate) -> float:
 
 
 def brief(one: Estimate) -> str:
-    fits = "" if one.fits else f", {one.fit}"
-    tokens = f"{one.tokens_per_second:,.0f} tokens a second"
-    return f"{plan_in_words(one.plan)}, in {one.plan.precision}: {memory_size(one.memory.total)}{fits}, {tokens}"
+    need = memory_size(one.memory.total) + f", {one.fit}" * (not one.fits)
+    return f"{plan_in_words(one.plan)}, in {one.plan.precision}: {need}, {one.tokens_per_second:,.0f} tokens a second"
