@@ -8,7 +8,6 @@ from typing import Any
 from course_lib.classroom.scenarios.plans import Planning
 from course_lib.classroom.scenarios.targets import PlanTask
 from course_lib.planner import Cluster, ModelSpec
-from course_lib.planner.search import ALIKE
 
 # Brown et al. 2020, "Language Models are Few-Shot Learners", table 2.1: 1.3, 2.7 and 6.7 billion parameters.
 GPT_1B = ModelSpec(24, 2048, 16, sequence=2048, vocab=50272, flash_attention=True)
@@ -41,7 +40,7 @@ def _tasks(
         "replicas that share the optimizer's state": "micro_batch=1 zero=1 recompute=selective",
     }
     first = PlanTask(words, model, node, batch, now, changes=changes)
-    return first, replace(first, share=1 / ALIKE, goal=goal, turns=turns, **limits)
+    return first, replace(first, goal=goal, turns=turns, **limits)
 
 
 CASE = Planning(

@@ -6,15 +6,17 @@ two printed pages of the latest, and a sheet for whoever marks them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from course_lib.classroom import journal, questions
 from course_lib.classroom.questions import plan_text
+from course_lib.classroom.questions.forms import FreeText
 from course_lib.classroom.questions.markup import bullets, to_html
 from course_lib.classroom.questions.question import Question
 from course_lib.figures import Picture, Timing, devices, memory_by_part, speed_up, step_time_by_part
@@ -111,7 +113,8 @@ def figures(case: Brief, plan: Estimate, width: int = 800) -> tuple[Picture, Pic
 STYLE = """
 body { font: 10pt/1.35 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 52em; margin: 2em auto; }
 h1 { font-size: 1.4em; margin: 0; } h2 { font-size: 1.1em; margin: 0.9em 0 0.2em; break-after: avoid; } p { margin: 0; }
-table { border-collapse: collapse; margin: 0.6em 0; break-inside: avoid; } td { padding: 0 1.2em 0 0; }
+table { border-collapse: collapse; margin: 0.6em 0; break-inside: avoid; } td { padding: 0 1.2em 0 0; vertical-align: top; }
+td:first-child { white-space: nowrap; }
 figure { display: inline-block; width: 49%; margin: 0.6em 0 0; } svg { width: 100%; height: auto; }
 @page { size: A4; margin: 16mm; } @media print { body { margin: 0; max-width: none; } }
 """
@@ -140,8 +143,8 @@ def _memo(case: Brief) -> Iterator[str]:
     plan, told = decided(case), {name: questions.load(name, case.seed) for name in PARTS}
     for name in (PLAN, *SECTIONS):
         yield f"<h2>{escape(told[name].entry.title)}</h2>{to_html(_said(told[name], UNWRITTEN))}"
-    rows = ((question.entry.title, _said(question, "")) for name, question in told.items() if name not in SECTIONS)
-    yield _table((title, said) for title, said in rows if said)
+    beside = (told[name] for names in SECTIONS.values() for name in names)
+    yield _table((one.entry.title, re.sub("^[a-e], ", "", _said(one, ""))) for one in beside if one.latest())
     for picture in figures(case, plan, 560)[:2] if plan else ():
         yield f"<figure>{picture.svg}</figure>"
 
@@ -153,10 +156,10 @@ def _sheet(case: Brief) -> Iterator[str]:
     chosen = [questions.load(name, case.seed) for name in PARTS if name not in SECTIONS]
     yield _table((one.entry.title, _said(one, UNWRITTEN), _verdict(one)) for one in chosen)
     for name in SECTIONS:
-        entry = questions.load(name, case.seed).entry
-        _, _, levels = entry.sections["answer"].text.partition("\n\n")
-        points = entry.sections["checklist"].text.replace("- ", "- ☐ ")
-        yield f"<h2>{escape(entry.title)}: ___ of 3</h2>{to_html(levels)}{to_html(points)}"
+        question = questions.load(name, case.seed)
+        form = cast(FreeText, question.form)
+        levels, points = form.model_answer.partition("\n\n")[2], (f"☐ {one}" for one in form.checklist)
+        yield f"<h2>{escape(question.entry.title)}: ___ of 3</h2>{to_html(levels)}{to_html(bullets(points))}"
 
 
 def _said(question: Question, otherwise: str) -> str:

@@ -8,7 +8,6 @@ from course_lib.classroom.questions import plan_text
 from course_lib.classroom.scenarios.plans import Planning
 from course_lib.classroom.scenarios.targets import Change, PlanTask
 from course_lib.planner import Cluster, ModelSpec
-from course_lib.planner.search import ALIKE
 
 # Brown et al. 2020, table 2.1; Black et al. 2022, "GPT-NeoX-20B"; Narayanan et al. 2021, table 1: 18.4 billion.
 GPT_7B = ModelSpec(32, 4096, 32, sequence=2048, vocab=50272, flash_attention=True)
@@ -39,7 +38,7 @@ def _tasks(model: ModelSpec, new: Cluster, batch: int, now: str) -> tuple[PlanTa
     words = f"a model of {model.parameters / 1e9:.0f} billion parameters"
     old = f"dp={V100.devices // (plan.tp * plan.pp)}", V100
     first = PlanTask(words, model, new, batch, now, changes=changes, old=old)
-    return first, replace(first, cluster=slow, share=1 / ALIKE, waiting={slow.between: 0.2}, turns=turns)
+    return first, replace(first, cluster=slow, waiting={slow.between: 0.2}, turns=turns)
 
 
 def _nodes(device: str, nodes: int, between: str, each: int = 8, inside: str | None = None) -> Cluster:

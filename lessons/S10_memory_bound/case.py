@@ -16,7 +16,6 @@ from course_lib.classroom.scenarios.targets import Change, PlanTask
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from course_lib.planner import Cluster, ModelSpec
-from course_lib.planner.search import ALIKE
 from course_lib.ranks import launch
 
 # Brown et al. 2020, table 2.1; Black et al. 2022, "GPT-NeoX-20B"; Narayanan et al. 2021, table 1: 18.4 billion.
@@ -47,7 +46,7 @@ def _tasks(
         "again": "recompute=full",
     }
     first = PlanTask(words, model, a100, batch, f"{now} precision=fp32", within=0.9, changes=changes)
-    then = replace(first, cluster=v100, now=f"dp={nodes} tp=8 precision=fp32", within=0.95, share=1 / ALIKE)
+    then = replace(first, cluster=v100, now=f"dp={nodes} tp=8 precision=fp32", within=0.95)
     return first, replace(then, waiting={"InfiniBand EDR": 0.05}, turns=TURNS)
 
 

@@ -42,9 +42,10 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlanTask:
-    """A task for a plan. words: the model.  now: the present plan, as in `plan_text`.  goal: in a sentence or two.
+    """A task for a plan, which has to be as fast as the best that reaches the other targets, or nearly.
 
-    share: the least speed, as a share of the best plan's that reaches the other targets.
+    words: the model.  now: the present plan, as in `plan_text`.  goal: in a sentence or two.
+
     within: the share of a device's memory that it may need, with any software.  bubble: the largest share of a step.
     waiting: for each link, the largest share of a step in which a device waits for it.
     changes: of the present plan, or of the plan and the cluster.  turns: what people often do, by name.
@@ -57,7 +58,6 @@ class PlanTask:
     cluster: Cluster
     batch: int
     now: str
-    share: float = 0.8
     goal: str = ""
     within: float = 1.0
     bubble: float = 1.0
@@ -82,7 +82,7 @@ class PlanTask:
     @cached_property
     def targets(self) -> list[Target]:
         most = max(one.tokens_per_second for one in found(self) if all(limit.is_reached(one) for limit in self._limits))
-        least = float(f"{0.995 * self.share * most:.2e}")  # three digits, rounded down
+        least = float(f"{0.995 * most / ALIKE:.2e}")  # three digits, rounded down
         fast = Target("tokens a second", lambda one: one.tokens_per_second, least, "{:,.0f}".format, is_least=True)
         return [*self._limits, fast]
 
