@@ -113,8 +113,8 @@ def figures(case: Brief, plan: Estimate, width: int = 800) -> tuple[Picture, Pic
 STYLE = """
 body { font: 10pt/1.35 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 52em; margin: 2em auto; }
 h1 { font-size: 1.4em; margin: 0; } h2 { font-size: 1.1em; margin: 0.9em 0 0.2em; break-after: avoid; } p { margin: 0; }
-table { border-collapse: collapse; margin: 0.6em 0; break-inside: avoid; } td { padding: 0 1.2em 0 0; vertical-align: top; }
-td:first-child { white-space: nowrap; }
+table { border-collapse: collapse; margin: 0.6em 0; break-inside: avoid; } td { padding: 0 1.2em 0 0; }
+td { vertical-align: top; } td:first-child { white-space: nowrap; }
 figure { display: inline-block; width: 49%; margin: 0.6em 0 0; } svg { width: 100%; height: auto; }
 @page { size: A4; margin: 16mm; } @media print { body { margin: 0; max-width: none; } }
 """

@@ -15,28 +15,27 @@ def test_a_plan_is_put_together_with_keys_alone_and_defended_with_the_mouse(lab:
     page = notebook.page
     card = cell(page, 'Card("S1_better"')
     card.get_by_label("replicas (dp)").focus()
-    page.keyboard.press("1")
-    for key in ("2", "4"):  # tensor ranks, stages
+    page.keyboard.press("8")
+    for _ in range(2):  # past tensor ranks and stages
         page.keyboard.press("Tab")
-        page.keyboard.press(key)
-    expect(card.get_by_text("8 devices, 256 micro-batches for each replica.")).to_be_visible(timeout=MOVE)
-    for key in ("", "", "", "s", "T"):  # micro-batch, schedule, ZeRO stage, recomputation, sequence parallelism
+    for key in ("4", "", "1", "s", ""):  # micro-batch, schedule, ZeRO stage, recomputation, sequence parallelism
         page.keyboard.press("Tab")
         if key:
             page.keyboard.press(key)
+    expect(card.get_by_text("8 devices, 8 micro-batches for each replica.")).to_be_visible(timeout=MOVE)
     expect(card.get_by_label("stages on each rank")).to_be_disabled()
     for _ in range(2):  # past the precision, to the button
         page.keyboard.press("Tab")
     for words in ("You have decided", "Right."):
         page.keyboard.press("Enter")
         expect(card.get_by_text(words)).to_be_visible(timeout=MOVE)
-    expect(card.get_by_text("waiting for NVLink 3: at most 10.0%; it has 4.1%: reached")).to_be_visible()
+    expect(card.get_by_text("bubble: at most 2.0%; it has 0.0%: reached")).to_be_visible()
 
     defence = cell(page, 'Card("S1_defend"')
     defence.get_by_role("textbox").last.fill("Because it fits.")
     for name in ("Commit to this answer", "Run it"):
         defence.get_by_role("button", name=name).click()
-    expect(defence.get_by_text("your plan: data 1 x tensor 2 x pipeline 4")).to_be_visible(timeout=MOVE)
+    expect(defence.get_by_text("your plan: data 8 x tensor 1 x pipeline 1")).to_be_visible(timeout=MOVE)
     assert violations(page) == []
 
     page.set_viewport_size({"width": 700, "height": 900})
