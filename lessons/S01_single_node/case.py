@@ -51,7 +51,6 @@ CASE = Planning(
         _tasks(replace(GPT_1B, sequence=8192), Cluster("A100-40GB"), 32, 2, BUBBLE, bubble=0.02),
         _tasks(GPT_1B, Cluster("V100-32GB", devices_per_node=16), 256, 8, LINK, waiting={"NVLink 2": 0.1}),
         _tasks(GPT_3B, Cluster("A100-40GB", devices_per_node=4), 32, 1, LINK, waiting={"NVLink 3": 0.1}),
-        _tasks(replace(GPT_3B, sequence=32768), Cluster("H100-80GB"), 32, 1, MEMORY, within=0.6),
         _tasks(replace(GPT_1B, sequence=8192), Cluster("RTX-4090", devices_per_node=4), 256, 1, BUBBLE, bubble=0.02),
     ),
 )

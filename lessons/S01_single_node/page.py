@@ -21,7 +21,7 @@
 from lessons import Card
 from lessons.S01_single_node.case import CASE
 
-case = CASE.variant()  # seed=1 to 6: another model, node and goal
+case = CASE.variant()  # seed=1 to 5: another model, node and goal
 case.evidence()
 
 # %%
@@ -63,6 +63,6 @@ Card("S1_defend", case.seed)
 case.debrief()
 
 # %% [markdown]
-# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`, up to 6. Then run the page again. The questions
+# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`, up to 5. Then run the page again. The questions
 # are the same, but the model, the node and the goal are others, so another plan is right: what was best before is wrong
 # nearly everywhere else.

@@ -11,10 +11,11 @@ from course_lib.planner import Cluster, ModelSpec
 from course_lib.planner.models import LLAMA3
 
 LLAMA_70B = replace(LLAMA3["70B"], sequence=8192)
-# Brown et al. 2020, table 2.1: 6.7 billion; Narayanan et al. 2021, table 1: 18.4 and 39.1 billion.
+# Brown et al. 2020, table 2.1: 6.7 billion; Narayanan et al. 2021, table 1: 39.1 billion.
 GPT_7B = ModelSpec(32, 4096, 32, sequence=2048, vocab=50272, flash_attention=True)
-GPT_18B = replace(GPT_7B, layers=40, hidden=6144, heads=48, vocab=51200)
-GPT_39B = replace(GPT_18B, layers=48, hidden=8192, heads=64)
+GPT_39B = replace(GPT_7B, layers=48, hidden=8192, heads=64, vocab=51200)
+# Wu et al. 2023, "BloombergGPT", table 4, with longer sequences.
+BLOOMBERG_50B = replace(GPT_7B, layers=70, hidden=7680, heads=40, sequence=4096, vocab=131072)
 # Zhang et al. 2022, "OPT", table 1.
 OPT_30B = replace(GPT_7B, layers=48, hidden=7168, heads=56, sequence=16384)
 OPT_66B = replace(GPT_7B, layers=64, hidden=9216, heads=72, sequence=4096)
@@ -53,7 +54,7 @@ CASE = Planning(
         _tasks(GPT_39B, "h200", 64, LINK, waiting={"NVLink 4": 0.1}),
         _tasks(GPT_7B, "a100", 16, BUBBLE, n=4, bubble=0.02),
         _tasks(OPT_30B, "h100", 64, BUBBLE, bubble=0.04),
-        _tasks(replace(GPT_18B, sequence=8192), "h200", 128, LINK, n=4, waiting={"NVLink 4": 0.1}),
+        _tasks(BLOOMBERG_50B, "h200", 32, BUBBLE, bubble=0.02),
         _tasks(OPT_66B, "b200", 16, SPEED),
     ),
 )

@@ -267,7 +267,8 @@ def test_the_debrief_waits_for_a_plan_that_reaches_all_targets(variant: PlanCase
 @pytest.mark.parametrize("variant", variants(*SEEDS))
 def test_the_evidence_shows_the_job_and_does_not_say_what_to_do(variant: PlanCase) -> None:
     shown = variant.evidence()
-    now = variant.first.estimate()
+    shown_on = variant.first.shown or variant.first.cluster
+    now = variant.first.estimate(("", shown_on))
     assert f"{now.tokens_per_second:,.0f} tokens a second" in str(shown)
     assert "modelled" in str(shown)
     assert now.why not in str(shown) and "would" not in str(shown)
@@ -288,7 +289,7 @@ def test_eight_bits_need_more_memory_than_sixteen() -> None:
 def test_tensor_floats_make_products_faster_and_nothing_smaller() -> None:
     for variant in map(case("S10").variant, range(6)):
         before, after = variant.first.estimate(), variant.first.estimate(variant.first.changes["tensor_floats"])
-        assert after.memory == before.memory and after.step_time.compute < before.step_time.compute / 2
+        assert after.memory == before.memory and after.step_time.compute < 0.6 * before.step_time.compute
 
 
 def test_a_run_that_overflows_halves_its_scale_until_it_updates() -> None:
