@@ -1,22 +1,12 @@
-"""S10. A memory-bound run: hybrid parallelism and mixed precision, and a run in fp16 that overflows."""
+"""S10. A memory-bound run: hybrid parallelism and mixed precision."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
-import torch
-
-from course_lib import data
-from course_lib.classroom.questions.markup import bullets
-from course_lib.classroom.questions.outcome import Feedback, Outcome
-from course_lib.classroom.runs.training import SMALL, shares, train
 from course_lib.classroom.scenarios.plans import Planning
 from course_lib.classroom.scenarios.targets import Change, PlanTask
-from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
-from course_lib.model import TinyGPT
 from course_lib.planner import Cluster, ModelSpec
-from course_lib.ranks import launch
 
 # Brown et al. 2020, table 2.1; Black et al. 2022, "GPT-NeoX-20B"; Narayanan et al. 2021, table 1: 18.4 billion.
 GPT_3B = ModelSpec(32, 2560, 32, sequence=4096, vocab=50272, flash_attention=True)
@@ -62,23 +52,3 @@ CASE = Planning(
     ),
 )
 QUESTIONS = CASE.questions()
-
-
-def overflow(scale: float = 2.0**24, steps: int = 24) -> Feedback:
-    """A small model trained in fp16 with a dynamic loss scale that is too large at first. Measured."""
-    losses, scales = launch(_train, 1, (scale, steps)).results[0]
-    what = ["overflow: no update, and half the scale" if now < was else "an update" for was, now in pairwise(scales)]
-    lines = map("loss {:.2f}, scaled by {:,.0f}: {}".format, losses, scales, what)
-    return Feedback("", Outcome(None, bullets(lines)), title="A small model in fp16, step by step (measured)")
-
-
-def _train(rank: int, scale: float, steps: int) -> tuple[list[float], list[float]]:
-    """The loss of each step, and the scales: of the first step, and after each."""
-    torch.manual_seed(0)
-    model, scaler, scales = TinyGPT(SMALL, dtype=torch.float16), LossScaler(scale, growth_interval=4), list[float]()
-    optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=3e-3)
-    minibatches = shares(rank, 32, steps)
-    losses = train(
-        model, minibatches, data.answer_loss, optimizer, scaler, combine=lambda: scales.append(scaler.scale_factor)
-    )
-    return losses, [*scales, scaler.scale_factor]

@@ -21,7 +21,7 @@
 
 # %%
 from lessons import Card
-from lessons.S10_memory_bound.case import CASE, overflow
+from lessons.S10_memory_bound.case import CASE
 
 case = CASE.variant()  # seed=1 to 5: another model, other devices
 case.evidence()
@@ -45,6 +45,8 @@ Card("S10_plan", case.seed)
 # is multiplied by a very large number at first; what becomes of the first steps?
 
 # %%
+from lessons.S10_memory_bound.runs import overflow
+
 overflow()
 
 # %% [markdown]

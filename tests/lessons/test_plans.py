@@ -23,7 +23,7 @@ from course_lib.classroom.scenarios.targets import PlanTask, found, reaching
 from course_lib.planner import Cluster, Estimate, Plan, estimate
 from course_lib.planner.search import ALIKE
 from course_lib.planner.spec import OVERLAPS, PLANNED, PRECISIONS, RECOMPUTE
-from lessons.S10_memory_bound.case import overflow
+from lessons.S10_memory_bound.runs import overflow
 from tests.lessons import cases, one_plan_for_all, written_variants
 
 CASES = {"S1": "S01_single_node", "S3": "S03_fit_then_fast", "S9": "S09_refresh", "S10": "S10_memory_bound"}
