@@ -46,12 +46,12 @@ def _tasks(
 CASE = Planning(
     "S1",
     (
-        _tasks(GPT_7B, Cluster("A100-80GB", inside="PCIe 4"), 256, 1, BUBBLE, bubble=0.02),
+        _tasks(GPT_7B, Cluster("A100-80GB", inside="PCIe 4"), 32, 2, LINK, waiting={"PCIe 4": 0.1}),
         _tasks(GPT_39B, Cluster("B200-180GB"), 32, 4, MEMORY, within=0.6),
-        _tasks(replace(GPT_1B, sequence=8192), Cluster("A100-40GB"), 32, 2, BUBBLE, bubble=0.02),
-        _tasks(GPT_1B, Cluster("V100-32GB", devices_per_node=16), 256, 8, LINK, waiting={"NVLink 2": 0.1}),
-        _tasks(GPT_3B, Cluster("A100-40GB", devices_per_node=4), 32, 1, LINK, waiting={"NVLink 3": 0.1}),
-        _tasks(replace(GPT_1B, sequence=8192), Cluster("RTX-4090", devices_per_node=4), 256, 1, BUBBLE, bubble=0.02),
+        _tasks(replace(GPT_1B, sequence=8192), Cluster("A100-40GB"), 32, 2, MEMORY, within=0.6),
+        _tasks(GPT_1B, Cluster("V100-32GB", devices_per_node=16), 256, 8, MEMORY, within=0.6),
+        _tasks(GPT_3B, Cluster("A100-40GB", devices_per_node=4), 32, 1, MEMORY, within=0.6),
+        _tasks(replace(GPT_1B, sequence=8192), Cluster("RTX-4090", devices_per_node=4), 256, 1, MEMORY, within=0.75),
     ),
 )
 QUESTIONS = CASE.questions()

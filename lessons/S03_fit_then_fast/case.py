@@ -9,6 +9,7 @@ from course_lib.classroom.scenarios.plans import Planning
 from course_lib.classroom.scenarios.targets import PlanTask
 from course_lib.planner import Cluster, ModelSpec
 from course_lib.planner.models import LLAMA3
+from course_lib.planner.search import ALIKE
 
 LLAMA_70B = replace(LLAMA3["70B"], sequence=8192)
 # Brown et al. 2020, table 2.1: 6.7 billion; Narayanan et al. 2021, table 1: 39.1 billion.
@@ -40,11 +41,12 @@ def _tasks(model: ModelSpec, node: str, batch: int, goal: str, n: int = 8, **lim
         Cluster(DEVICES[node], devices_per_node=n),
         batch,
         f"dp={n}",
+        share=0.8,
         within=0.95,
         changes={one: (smallest, Cluster(device, devices_per_node=n)) for one, device in DEVICES.items()},
         shown=Cluster("B200-180GB", devices_per_node=n),
     )
-    return first, replace(first, within=1.0, goal=goal, turns=turns, **limits)
+    return first, replace(first, share=1 / ALIKE, within=1.0, goal=goal, turns=turns, **limits)
 
 
 CASE = Planning(

@@ -42,7 +42,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlanTask:
-    """A task for a plan, which has to be as fast as the best that reaches the other targets, or nearly.
+    """A task for a plan, which has to be fast: to reach this share of the speed of the best that reaches the rest.
 
     words: the model.  now: the present plan, as in `plan_text`.  goal: in a sentence or two.
 
@@ -58,6 +58,7 @@ class PlanTask:
     cluster: Cluster
     batch: int
     now: str
+    share: float = 1 / ALIKE
     goal: str = ""
     within: float = 1.0
     bubble: float = 1.0
@@ -82,7 +83,7 @@ class PlanTask:
     @cached_property
     def targets(self) -> list[Target]:
         most = max(one.tokens_per_second for one in found(self) if all(limit.is_reached(one) for limit in self._limits))
-        least = float(f"{0.995 * most / ALIKE:.2e}")  # three digits, rounded down
+        least = float(f"{0.995 * self.share * most:.2e}")  # three digits, rounded down
         fast = Target("tokens a second", lambda one: one.tokens_per_second, least, "{:,.0f}".format, is_least=True)
         return [*self._limits, fast]
 
