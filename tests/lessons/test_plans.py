@@ -328,7 +328,7 @@ def test_what_is_no_seed_gets_a_sentence(seed: Any) -> None:
 
 
 def test_the_name_of_a_whole_page_is_told_its_questions() -> None:
-    with pytest.raises(ValueError, match="is a whole page, S05_memo.ipynb; its questions are S5_plan"):
+    with pytest.raises(ValueError, match=r"is the page S05_memo\.ipynb; its questions are S5_plan"):
         questions.load("S05_memo")
 
 

@@ -27,9 +27,7 @@ def load(name: str, seed: int = 0) -> Question:
     """
     asked = {name: page for name, page in pages().items() if page.asks}
     if own := [one for one, page in asked.items() if page.room == name]:
-        raise ValueError(
-            f"{name!r} is a whole page, {name.removeprefix('L')}.ipynb; its questions are {', '.join(own)}"
-        )
+        raise ValueError(f"{name!r} is the page {name.removeprefix('L')}.ipynb; its questions are {', '.join(own)}")
     if name not in asked:
         raise ValueError(f"name={name!r} is not a question; choose one of {', '.join(asked)}")
     checked(seed)
