@@ -17,7 +17,6 @@ GPT_39B = replace(GPT_1B, layers=48, hidden=8192, heads=64, vocab=51200)
 
 LINK = "In summer the node may get slower links, so the plan should not spend much of a step waiting for them."
 MEMORY = "A teacher model will lie in the same memory later, so the plan may need only a part of it."
-BUBBLE = "The power bill is paid by the hour, also for devices that wait, so hardly any of a step may be a bubble."
 
 
 def _tasks(
