@@ -236,6 +236,7 @@ for name, (model, machine, plan, batch, seconds) in published.items():
     print(f"{name:7} published {seconds:6g} s; planner {step.total:5.1f} s, {step.low:5.1f} to {step.high:5.1f} s")
 
 # %% tags=["build-only"]
+from benchmarks import _mixtures as mixtures
 from benchmarks import _published as evidence
 
 left_out = evidence.left_out()
@@ -246,6 +247,8 @@ bits = {"fp8": 8, "mxfp8": 8, "nvfp4": 4}
 eight, four = (
     evidence.summary([one for one in left_out if bits.get(evidence.plan_of(one.row).precision) == n]) for n in (8, 4)
 )
+mixed, mixed_row = (evidence.summary(found) for found in (mixtures.left_out(), mixtures.after_one_row()))
+_, alike = mixtures.least_error()
 sets, without_vtrain = evidence.sweeps(), evidence.matmul_of_chips("vtrain")["A100"]
 lost_by_choosing, lost_without = ([one.regret(matmul) for one in sets] for matmul in (None, without_vtrain))
 of_39b, lost_of_39b = evidence.whole_sweeps()["GPT-39B"]
@@ -642,6 +645,10 @@ print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, o
 # - **Bad days.** Slow nodes, failures, a network shared with others: none of this is in it.
 # - **Other software.** The numbers behind it, such as the share of the peak that matrix products reach, are in the
 #   middle of what was published. Yours may be better or worse: calibrate.
+# - **Mixtures of experts.** On {{mixed.n}} of their steps the planner is off by {{mixed.mean:.1%}} without their
+#   source, and by {{mixed_row.mean:.1%}} after one step of the same model; runs that one table prints as equal are
+#   {{alike:.1%}} off their own mean. Say with `Plan(dispatch=...)` how tokens reach their experts, which matters most,
+#   and measure a step of your model before you choose between plans that differ by less than a tenth.
 # - **What nobody published.** No published step stands behind zero-bubble schedules here, and on each device there is a
 #   largest published run. What lies beyond is extrapolated, and `why` says so.
 #
