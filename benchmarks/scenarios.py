@@ -88,7 +88,7 @@ def chance(nights: Sequence[Incident]) -> float:
 # The diagnostician, written from the debrief
 
 
-def facts(night: Incident, name: str, healthy: bool = False) -> list[str]:
+def facts(night: Incident, name: str) -> list[str]:
     """The readings of an instrument, in the order of ranks, replicas or nodes."""
     said = night.measure(name).outcome.happened
     return [line.split(": ", 1)[1] for line in re.split(r"(?:^|\n)- ", said)[1:]]
@@ -104,25 +104,24 @@ def diagnose(night: Incident) -> tuple[str, Any]:
         return of_calls(night)
     reports = night.scene.night.reports(night.scene.now)
     before, now = (sum(one.seconds for one in part) / len(part) for part in (reports[40:60], reports[-20:]))
-    return (of_time(night) if now > 1.02 * before else None) or of_numbers(night)
+    return (None if 0.9 < now / before < 1.02 else of_time(night)) or of_numbers(night)
 
 
 def of_calls(night: Incident) -> tuple[str, Any]:
     calls = facts(night, "recorder")
-    odd = min(calls, key=lambda call: calls.count(call.split(";")[0]))
     heads = [call.split(";")[0] for call in calls]
-    odd = min(range(len(calls)), key=lambda rank: heads.count(heads[rank]))
     if len(set(heads)) == 1:
-        ways = facts(night, "links")
-        dead = [place for place, way in enumerate(ways) if way == "no answer"]
-        nodes = night.planned.nodes
-        both = [(place, (place + 1) % len(nodes)) for place in dead]
-        return "node", nodes[max(range(len(nodes)), key=lambda place: sum(place in pair for pair in both))]
-    if "storage" in calls[0] or "broadcast" in heads[(odd + 1) % len(heads)]:
-        return "setting", "patience"
-    if "samples" in calls[odd]:
-        return "restart", ""
-    return "setting", "logging" if " 4 B" in heads[odd] else "empty"
+        return "node", shared(night, [way == "no answer" for way in facts(night, "links")])
+    odd = calls[min(range(len(calls)), key=lambda rank: heads.count(heads[rank]))]
+    known = {"storage": ("setting", "patience"), "samples": ("restart", ""), "mean_loss": ("setting", "logging")}
+    return next((act for word, act in known.items() if word in odd.split("stands at")[1]), ("setting", "empty"))
+
+
+def shared(night: Incident, is_bad: Sequence[bool]) -> int:
+    """The node at which the bad ways from each node to the next meet."""
+    nodes = night.planned.nodes
+    ends = [end for place, bad in enumerate(is_bad) if bad for end in (place, (place + 1) % len(nodes))]
+    return nodes[max(range(len(nodes)), key=ends.count)]
 
 
 def of_time(night: Incident) -> tuple[str, Any] | None:
@@ -150,32 +149,18 @@ def of_time(night: Incident) -> tuple[str, Any] | None:
     if planned.pp == 1 and sent[0] != planned.buckets:
         return "setting", "buckets"
     ways = [numbers(fact)[0] for fact in facts(night, "links")]
-    rated = planned.between.bandwidth / 1e6
-    low = [place for place, way in enumerate(ways) if way < 0.8 * rated]
-    if low:
-        nodes = planned.nodes
-        both = [{place, (place + 1) % len(nodes)} for place in low]
-        shared = set.intersection(*both)
-        return "cable", nodes[min(shared)]
-    if planned.pp > 1:
-        pieces = night.measure("profile").outcome.pictures[0].summary
-        return "setting", "micro_batches" if not same_pieces(night, pieces) else "overlap"
+    slow = [way < 0.8 * planned.between.bandwidth / 1e6 for way in ways]
+    if any(slow):
+        return "cable", shared(night, slow)
+    if numbers(profile[0])[2] != planned.micro_batches:
+        return "setting", "micro_batches"
     return ("setting", "overlap") if "overlap" in night.case.culprits else None
 
 
-def same_pieces(night: Incident, pieces: str) -> bool:
-    """Whether a step has as many micro-batches as planned; a student counts them in the picture."""
-    return night.scene.job.micro_batches == night.planned.micro_batches
-
-
 def of_numbers(night: Incident) -> tuple[str, Any]:
-    if (
-        "kept" in night.case.culprits
-        and len(set(re.findall(r"MB|planned: ([\d.]+)|now: ([\d.]+)", str(night.evidence())))) > 2
-    ):
-        memory = re.findall(r"(?:planned|now): ([\d.]+)", str(night.evidence()))
-        if memory[0] != memory[1]:
-            return "setting", "master_weights"
+    memory = re.findall(r"(?:planned|now): ([\d.]+)", str(night.evidence()))
+    if memory[0] != memory[1]:
+        return "setting", "master_weights"
     if any(numbers(fact)[0] for fact in facts(night, "replicas")):
         return "setting", "together"
     tops = [numbers(fact)[-1] if "inf" not in fact else 1e9 for fact in facts(night, "gradients")]
@@ -202,18 +187,9 @@ def play(night: Incident) -> tuple[bool, int, int]:
     right = False
     for _ in range(3):
         what, place = diagnose(night)
-        scene = night.scene
-        wrong = (
-            not scene.night.hung
-            and what in ("shard", "card", "setting")
-            and place in ("together", "master_weights", "rate", "order")
-        )
-        saved = (
-            [one for one in range(0, scene.now, 10) if one <= night._called - 44]
-            if wrong or what in ("shard",)
-            else None
-        )
-        right = bool(night.act(what, place, saved[-1] if saved else None).outcome.right)
+        spoils = what == "shard" or place in ("together", "master_weights", "rate", "order")
+        good = (night._called - 44) // 10 * 10 if spoils and not night.scene.night.hung else None
+        right = bool(night.act(what, place, good).outcome.right)
         if right:
             break
     scene, stands, *_ = night._story()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def by_hand(rank: int, batches: Sequence[Sequence[Tensor]], fault: str) -> tuple
     return losses, master.detach()
 
 
-FAULTS = {
+FAULTS: dict[str, dict[str, Any]] = {
     "healthy": {},
     "none": {"together": "none"},
     "node": {"together": "node"},

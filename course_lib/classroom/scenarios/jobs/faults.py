@@ -30,7 +30,7 @@ from course_lib.classroom.scenarios.jobs import training
 from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, Culprit
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Reading, Scene, checkpoints, clock, timeline
 from course_lib.classroom.scenarios.jobs.job import REPORT, Change, Job
-from course_lib.classroom.scenarios.jobs.night import clocked, night, reached
+from course_lib.classroom.scenarios.jobs.night import CHECKPOINT, clocked, night, reached
 from course_lib.classroom.scenarios.jobs.step import step
 from course_lib.figures.axis import counted
 from course_lib.ranks import Link
@@ -311,6 +311,7 @@ class Incident:
         jobs = {"planned": self.planned, "now": scene.job}
         memory = (f"{when}: {', '.join(f'{size / 1e6:.1f}' for size in job.memory)} MB" for when, job in jobs.items())
         said = {
+            "As it was planned": self.planned.configuration,
             "Memory of each rank (modelled)": memory,
             "Settings that somebody wrote down as changed": self._settings(),
             "From the log": self._log(),
@@ -347,7 +348,8 @@ class Incident:
     def _log(self) -> list[str]:
         """Lines of the log. Which of them are traces of a culprit depends on the seed."""
         random, lines = Random(f"log {self.seed}"), listed("log")
-        onset = night(self.planned).reports(self._drawn[0].onset + 1)[-1].begins
+        a_report = REPORT * step(clocked(self.planned, 0)).timeline.makespan + self.planned.saving / CHECKPOINT
+        onset = a_report * self._drawn[0].onset
         said = []
         for name in random.sample(list(lines), LINES):
             traced = next((one for one in self._drawn if one.name == name.split()[0]), None)

@@ -108,9 +108,10 @@ def _profile(scene: Scene) -> Reading:
         gradients = (s for s in own if s.name == "all_reduce" and s.bytes and s.background)
         sent = Counter(data_size(s.bytes) for s in gradients)
         messages = " and ".join(f"{count} of {size}" for size, count in sent.items()) or "none"
+        pieces = len({span.micro_batch for span in own if span.kind == "forward"})
         facts[f"rank {rank}"] = (
-            f"reads for {spent['other']:.2f} s, computes for {line.busy(rank) - spent['other']:.2f} s of "
-            f"{line.makespan:.2f} s; sends in all-reduces: {messages}"
+            f"reads for {spent['other']:.2f} s, computes for {line.busy(rank) - spent['other']:.2f} s in "
+            f"{pieces} micro-batches, of {line.makespan:.2f} s; sends in all-reduces: {messages}"
         )
     return Reading(facts, (gantt(line, title="One step"), lost_time({"one step": line}, title="Where its time goes")))
 

@@ -149,6 +149,16 @@ class Job:
         return [self.of_stages[stage] * of_layers[stage] for stage in stages]
 
     @property
+    def configuration(self) -> list[str]:
+        scale = "that adapts" if self.fixed is None else f"of {self.fixed:,.0f}"
+        return [
+            f"{self.dp} replicas of {self.pp} x {self.tp} devices (stages x tensor ranks), {self.per_node} on a node",
+            f"{self.samples} samples in a minibatch, {self.micro_batches} micro-batches, layers {self.of_stages}",
+            f"gradients in {self.buckets} messages; a node sends {self.between.bandwidth / 1e6:.2f} MB a second",
+            f"float16, 32-bit sums and master weights, a loss scale {scale}, a learning rate of {self.rate:g}",
+        ]
+
+    @property
     def pace(self) -> Pace:
         device = {"forward": FORWARD, "backward": BACKWARD, "optimizer": UPDATE, "other": 1.0}
         slow = {rank: self.slow[1] for rank in range(self.world) if self.slow and self.device(rank) == self.slow[0]}
