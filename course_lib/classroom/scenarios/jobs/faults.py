@@ -41,6 +41,7 @@ WATCH = 12  # reports after an act, before the next one
 REHEARSAL = 15  # minutes
 BOTH, TWO = {"slow", "learns"}, 0.2  # kinds that come together, and how often
 LINES, SETTINGS = 9, 4  # lines of the log and changed settings that one sees
+NOTED = 0.25  # how often somebody surely wrote down what is guilty
 
 
 class Drawn(NamedTuple):
@@ -338,12 +339,16 @@ class Incident:
         )
 
     def _settings(self) -> list[str]:
-        """Changed settings: harmless ones, and a culprit's as often as any other."""
+        """Changed settings: harmless ones, and a culprit's a little more often than any other."""
         random, lines = Random(f"settings {self.seed}"), listed("settings")
-        shown = random.sample([name for name in lines if " | " in lines[name]], SETTINGS)
-        guilty = {one.place for one in self._drawn if one.kind.act == "setting"}
-        chosen = [lines[name].split(" | ")[1 + (name in guilty)] for name in shown]
-        return [f"{clock(3600 * random.uniform(0, 4))} {words}" for words in chosen]
+        shown = random.sample(list(lines), SETTINGS)
+        if random.random() < NOTED:
+            shown = random.sample(list(dict.fromkeys([*self._guilty, *shown]))[:SETTINGS], SETTINGS)
+        return [f"{clock(3600 * random.uniform(0, 4))} {lines[name].split(' | ')[1]}" for name in shown]
+
+    @property
+    def _guilty(self) -> list[str]:
+        return [one.place for one in self._drawn if one.kind.act == "setting"]
 
     def _log(self) -> list[str]:
         """Lines of the log. Which of them are traces of a culprit depends on the seed."""

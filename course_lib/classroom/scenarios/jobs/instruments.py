@@ -105,7 +105,7 @@ def _profile(scene: Scene) -> Reading:
     for rank in range(job.world):
         own = [span for span in line.spans if span.rank == rank]
         spent = {kind: sum(s.duration for s in own if s.kind == kind and not s.background) for kind in COMPUTE_KINDS}
-        gradients = (s for s in own if s.name == "all_reduce" and s.bytes and s.background)
+        gradients = (s for s in own if (s.name, s.kind) == ("all_reduce", "transfer") and s.bytes)
         sent = Counter(data_size(s.bytes) for s in gradients)
         messages = " and ".join(f"{count} of {size}" for size, count in sent.items()) or "none"
         pieces = len({span.micro_batch for span in own if span.kind == "forward"})

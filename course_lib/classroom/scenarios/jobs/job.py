@@ -94,7 +94,7 @@ class Job:
     weak: tuple[int, Link] | None = None
     loading: tuple[int, float] | None = None
     stuck: tuple[str, int] | None = None
-    saving: float = 60.0
+    saving: float = 20.0
     patience: float = 600.0
     seed: int = 0
     changes: tuple[Change, ...] = ()
