@@ -106,7 +106,9 @@ class Night:
         begins, at = self._next()
         job = self.job.at(number)
         clock, saves = clocked(job, at), (at + 1) % CHECKPOINT == 0
-        runs = [step(clock)] + [step(clock, saves=True)] * saves
+        agrees = bool(job.local) and (at + 1) % job.local == 0
+        runs = [step(clock)] * (REPORT - 1)  # and one that may be longer
+        runs.append(step(clock.but(together="all") if agrees else clock, saves))
         self.hung = runs[-1].hung
         if self.hung:
             return
@@ -114,7 +116,7 @@ class Night:
         self._states = {n: s for n, s in self._states.items() if n % CHECKPOINT == 0}
         after, learned = training.advance(state, job, at)
         self._states |= {number: training.once(state), number + 1: after}
-        seconds = (REPORT - saves) * runs[0].timeline.makespan + saves * runs[-1].timeline.makespan
+        seconds = sum(run.timeline.makespan for run in runs)
         seconds *= 1 + JITTER * Random(f"{self.job.seed} {number}").gauss(0, 1)
         held_out = training.held_out(after) if (at + 1) % HELD_OUT == 0 else None
         self._own.append(Report(begins, seconds, at, learned, held_out))
@@ -128,9 +130,8 @@ def night(job: Job) -> Night:
 def clocked(job: Job, at: int) -> Job:
     """What the clock sees of a job: settings that only change what it learns make no other step."""
     stuck = job.stuck if job.stuck and (job.stuck[0] == "loader" or (at + 1) % CHECKPOINT == 0) else None
-    together = "all" if job.local and (at + 1) % job.local == 0 else job.together
     unseen = {name: getattr(Job, name) for name in _LEARNED}
-    return job.but(**unseen, stuck=stuck, together=together)
+    return job.but(**unseen, stuck=stuck)
 
 
 def reached(reports: list[Report], planned: list[Report]) -> float:

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from course_lib.classroom.runs import after_barrier
 from course_lib.classroom.scenarios.jobs.job import ACTIVATIONS, GRADIENTS, Job
 from course_lib.mechanisms.mesh import Mesh
-from course_lib.ranks import RunError, launch
-from course_lib.ranks.errors import describe_line
+from course_lib.ranks import launch
+from course_lib.ranks.errors import Deadlock, RankFailed, describe_line
 from course_lib.timeline import Timeline, compute
 
 _PLACE = r'step\.py", line (\d+)'  # of a traceback
@@ -47,14 +47,18 @@ class Step(NamedTuple):
     hung: tuple[Call, ...] = ()
 
 
-@lru_cache(maxsize=256)
 def step(job: Job, saves: bool = False) -> Step:
-    """Run a step of a job. saves: whether it ends with a checkpoint."""
+    """Run a step of a job, once. saves: whether it ends with a checkpoint."""
+    return _run(job, saves)
+
+
+@lru_cache(maxsize=256)
+def _run(job: Job, saves: bool) -> Step:
     try:
         run = launch(_step, job.world, (job, saves), pace=job.pace, timeout=60)
-    except RunError as error:
+    except (Deadlock, RankFailed) as error:
         raised = [describe_line(f"{__file__}:{number}") for number in re.findall(_PLACE, error.details)]
-        lines = [row.line if "step.py" in row.line else raised[-1] for row in error.report.rows]
+        lines = [row.line if "step.py" in row.line else "".join(raised[-1:]) for row in error.report.rows]
         last = [[call for call in calls if call.family == "collective"][-1] for calls in error.histories]
         hung = [Call(one.name, one.order, one.bytes, line) for one, line in zip(last, lines, strict=True)]
         return Step(Timeline([], job.world, "emulated"), tuple(hung))
