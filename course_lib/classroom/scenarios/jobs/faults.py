@@ -259,7 +259,7 @@ class Incident:
     def _mended(self) -> Iterator[Job]:
         told = dict.fromkeys(name for one in self._drawn for name in one.kind.told)
         stands = sum(INSTRUMENTS[name].minutes for name in told)
-        for resume in {self._drawn[0].onset, (self._called - 1) // 10 * 10}:
+        for resume in {self._drawn[0].onset, self._last}:
             job, now = self._at_first, self._called
             for number, one in enumerate(self._drawn):
                 act = Act(one.kind.act, one.place, resume)
@@ -271,24 +271,27 @@ class Incident:
         scene, stands, acts, _ = self._story()
         if not is_for_a_room() and not (acts and self.is_well(scene.night.job, scene.now)):
             return Feedback("", Outcome(None, "First make the job well again."), title="There is no debrief yet.")
-        waited, _ = self.after(self._at_first, self._called, 0.0, Act("wait", "", None))
-        again, _ = self.after(self._at_first, self._called, 0.0, Act("restart", "", (self._called - 1) // 10 * 10))
-        ways = {"Yours": self.cost(scene.night.job, stands), "Par": self.par()}
-        ways |= {
+        sleep = Act("wait", "", None), Act("restart", "", self._last)
+        waited, again = (self.after(self._at_first, self._called, 0.0, act)[0] for act in sleep)
+        ways = {
+            "Yours": self.cost(scene.night.job, stands),
+            "Par": self.par(),
             "Back to bed until the morning": self.cost(waited),
             "Start it again, and nothing else": self.cost(again),
         }
-        said = [
-            f"{way}: {counted(lost, 'step')} behind the plan at {clock(self._morning)}, {counted(hours, 'device-hour')}"
-            for way, (lost, hours) in ways.items()
-        ]
-        what = " And ".join(_said()[f"culprit: {one.name}"].partition("\n\n")[2] for one in self._drawn)
-        title = f"It was {' and '.join(map(self.in_brief, self._drawn))}."
-        return Feedback(
-            "",
-            Outcome(None, f"{what}\n\n{bullets(said)}", case_of(f"{self.case.name}_night").sections["incident"].text),
-            title=title,
+        behind = f"behind the plan at {clock(self._morning)} and until the evening"
+        said = bullets(
+            f"{way}: {counted(n, 'step')} {behind}, {counted(h, 'device-hour')}" for way, (n, h) in ways.items()
         )
+        what = " And ".join(_said()[f"culprit: {one.name}"].partition("\n\n")[2] for one in self._drawn)
+        incident = case_of(f"{self.case.name}_night").sections["incident"].text
+        title = f"It was {' and '.join(map(self.in_brief, self._drawn))}."
+        return Feedback("", Outcome(None, f"{what}\n\n{said}", incident), title=title)
+
+    @property
+    def _last(self) -> int:
+        """The last checkpoint before somebody noticed."""
+        return self._called // CHECKPOINT * CHECKPOINT
 
     # What one sees
 
