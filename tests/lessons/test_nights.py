@@ -23,7 +23,8 @@ from course_lib.classroom.scenarios.jobs.job import Change, Job
 from course_lib.classroom.scenarios.jobs.night import Night, clocked, night, reached
 from course_lib.classroom.scenarios.jobs.step import step
 from course_lib.model import TinyGPT
-from course_lib.ranks import launch
+from course_lib.ranks import Link, launch
+from lessons.S08_two_clusters.case import CLUSTERS
 from tests.lessons import cases as scenarios
 
 RANKS, STEPS = 4, 4
@@ -168,6 +169,16 @@ def test_a_jitter_of_one_percent_is_on_times_alone_and_comes_from_the_seed() -> 
     assert 0.002 < max(map(abs, off)) < 0.04
     assert len(set(off)) == 9
     assert [r.seconds for r in Night(SMALLER.but(seed=3)).reports(3)] == [r.seconds for r in reports[:3]]
+
+
+@pytest.mark.parametrize(("share", "best"), [(1, "levels"), (1 / 50, "local")])
+def test_which_way_two_clusters_learn_most_depends_on_what_is_between_them(share: float, best: str) -> None:
+    """As the page of S8 says of its own link, and of one that carries a fiftieth."""
+    link = Link(0.02, share * 1.5e6)
+    ways: dict[str, dict[str, Any]] = {"levels": {"together": "levels"}, "local": {"together": "node", "local": 10}}
+    nights = {name: night(CLUSTERS.but(between=link, **fields)).by(4 * 3600) for name, fields in ways.items()}
+    ended = {name: [one.held_out for one in run if one.held_out is not None][-1] for name, run in nights.items()}
+    assert min(ended, key=ended.__getitem__) == best
 
 
 # Cases
