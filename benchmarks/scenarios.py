@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def suspects(night: Incident) -> list[str]:
 # Guessers that measure nothing
 
 
+@cache
 def form(night: Incident) -> set[str]:
     """Words, counts, order and lengths of what is written; no number of the job."""
     lines = [re.sub(r"[\d:,.]+", "", line) for line in [*night._settings(), *night._log()]]
