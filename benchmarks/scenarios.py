@@ -148,6 +148,8 @@ def of_time(night: Incident) -> tuple[str, Any] | None:
     if high:
         return "setting", "layers"
     sent = numbers(profile[0].split("all-reduces: ")[1])
+    if not sent:
+        return "setting", "together"
     if planned.pp == 1 and sent[0] != planned.buckets:
         return "setting", "buckets"
     ways = [numbers(fact)[0] for fact in facts(night, "links")]
