@@ -13,12 +13,12 @@ from course_lib.classroom.scenarios.jobs.night import night
 from course_lib.figures import loss_curves
 from course_lib.ranks import Link
 
-CLUSTERS = Job(dp=8, per_node=4, nodes=(0, 1), buckets=2, between=Link(0.02, 1.5e6))
+CLUSTERS = Job(dp=8, per_node=4, nodes=(0, 1), buckets=4, between=Link(0.02, 1.5e6))
 
 CASE = Fault(
     "S8",
     CLUSTERS,
-    ("link", "batch", "small_buckets", "throttled", "rate", "data", "corrupt", "apart", "cut", "logging", "saving"),
+    ("link", "batch", "buckets", "throttled", "rate", "data", "corrupt", "apart", "cut", "logging", "saving"),
 )
 
 # Scaling: how should the two clusters work together?

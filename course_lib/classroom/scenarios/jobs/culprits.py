@@ -64,7 +64,6 @@ CULPRITS = {
         "slow", PROFILE, "node", "loading", lambda r, job: (r.choice(job.nodes), r.uniform(0.8, 3.0)), (1.0, 0.6)
     ),
     "buckets": Culprit("slow", PROFILE, "setting", "buckets", _any(1, 2)),
-    "small_buckets": Culprit("slow", PROFILE, "setting", "buckets", _any(16)),
     "overlap": Culprit("slow", PROFILE, "setting", "overlap", _any(False)),
     "few": Culprit("slow", PROFILE, "setting", "micro_batches", _any(2, 4)),
     "uneven": Culprit("slow", PROFILE, "setting", "layers", _any((9, 7), (10, 6), (7, 9), (6, 10))),

@@ -209,9 +209,11 @@ def _checkpoints(scene: Scene) -> Reading:
 
 
 def checkpoints(scene: Scene) -> list[int]:
-    """The checkpoints that can be loaded, by their steps."""
-    done = {0, *(one.step + 1 for one in scene.night.reports(scene.now))}
-    return sorted(one for one in done if one % CHECKPOINT == 0)
+    """The checkpoints that can be loaded, by their steps: whoever goes back leaves none of what came after."""
+    saved = [0]
+    for one in scene.night.reports(scene.now):
+        saved = [other for other in saved if other <= one.step] + [one.step + 1] * ((one.step + 1) % CHECKPOINT == 0)
+    return saved
 
 
 def _written(value: float, how: str) -> str:
