@@ -181,7 +181,7 @@ def of_numbers(night: Incident) -> tuple[str, Any]:
         return "setting", "fixed"
     if "sums" in night.case.culprits and numbers(scale[3])[0] > 4:
         return "setting", "sums"
-    if "rate" in night.case.culprits and numbers(facts(night, "updates")[0])[0] > 1.5:
+    if "rate" in night.case.culprits and numbers(facts(night, "updates")[0])[0] > 0.9:
         return "setting", "rate"
     return "setting", "order"
 

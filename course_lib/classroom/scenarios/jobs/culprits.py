@@ -107,6 +107,10 @@ def _without(field: str, job: Job, place: Any) -> Fields:
     return {field: None if at == place else value}
 
 
+def _cable(job: Job, planned: Job, node: int) -> Fields:
+    return {"weak": None} if len(job.nodes) == 2 else _without("weak", job, node)  # two nodes share one way
+
+
 def _node(job: Job, planned: Job, node: int) -> Fields:
     spare = min({*range(len(job.nodes) + 1)} - {*job.nodes})
     return {"nodes": tuple(spare if one == node else one for one in job.nodes)}
@@ -129,5 +133,5 @@ ACTS = {
         lambda job: sorted(map(job.device, range(job.world))),
         lambda job, planned, device: _without("slow", job, device) | _without("corrupt", job, device),
     ),
-    "cable": Act(20, lambda job: job.nodes, lambda job, planned, node: _without("weak", job, node)),
+    "cable": Act(20, lambda job: job.nodes, _cable),
 }
