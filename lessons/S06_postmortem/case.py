@@ -13,7 +13,7 @@ from course_lib.figures.axis import percent
 
 CASE = Fault(
     "S6",
-    Job(dp=2, pp=4, micro_batches=4, fixed=2.0**14),
+    Job(dp=2, pp=4, micro_batches=4, fixed=2.0**15),
     ("kept", "sums", "rate", "apart", "sorted", "same", "data"),
 )
 BUSY, MEMORY = 0.75, 16e6  # of the redesign: least share of a step; most bytes of a device
