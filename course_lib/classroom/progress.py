@@ -66,7 +66,7 @@ def _what_became(of_one: list[Note]) -> str:
 
 
 def _short(answer: Any) -> str:
-    text = " ".join(answer) if isinstance(answer, list) else " ".join(str(answer).split())
+    text = " ".join(map(str, answer)) if isinstance(answer, list) else " ".join(str(answer).split())
     return text if len(text) <= LONGEST_ANSWER else f"{text[: LONGEST_ANSWER - 1]}…"
 
 

@@ -81,6 +81,7 @@ class Pace:
     inter_node: between nodes of `devices_per_node` devices each; None means the same as `link`.
     slow: for each rank with a slow device, how many times as long it takes.
     nodes: the number of nodes, if ranks are dealt out to them in turn; None: a node is filled before the next one.
+    of_nodes: for each node whose link to the others is not like inter_node, its link. The slower end of a way counts.
 
     Every device has links of its own, one inside its node and one between nodes, as with a network card for each.
     Nothing is shared: neither a cable that all messages between two nodes would go through, nor the way into a
@@ -98,6 +99,7 @@ class Pace:
     devices_per_node: int = 8
     slow: Mapping[int, float] = field(default_factory=dict)
     nodes: int | None = None
+    of_nodes: Mapping[int, Link] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.device, Mapping):
@@ -130,7 +132,8 @@ class Pace:
         """The links that these ranks use among themselves: inside a node, between nodes, or both; two ranks use one."""
         inside = self.link or _FREE
         nodes = set(map(self.node, ranks))
-        between = [self.inter_node or inside] if len(nodes) > 1 else []
+        ends = (self.of_nodes.get(node, self.inter_node or inside) for node in nodes)
+        between = [min(ends, key=lambda link: link.bandwidth)] if len(nodes) > 1 else []
         return [*between, inside] if len(ranks) > len(nodes) else between
 
     def collective_seconds(self, name: str, n_bytes: int, ranks: list[int]) -> float:

@@ -1,73 +1,61 @@
 # %% [markdown]
 # # Scenario 2: a call in the night
 #
-# **What you do:** find out why a training job misbehaves, with measurements that cost time, and fix it.<br>
+# **What you do:** find out why a training job misbehaves, with measurements that cost time, and mend it.<br>
 # **Time:** 25 minutes.<br>
 # **You need:** the lessons on [data parallelism](../02_data_parallelism.ipynb) and
 # [mixed precision](../07_mixed_precision.ipynb).
 #
-# It is three in the morning, and the phone says that job 4711 is not as it was. It trains a language model on eight
-# devices in two machines of four: eight replicas, a minibatch of 64 samples, float16 with 32-bit master weights and a
-# dynamic loss scale. It is booked for six weeks. Last week it was healthy. Every minute in which the cluster does not
-# train costs as much as any other minute, so you would rather think than measure, and rather measure than try.
+# The phone rings. Job 4711 trains a language model on eight devices in four nodes of two: eight replicas, a minibatch
+# of 64 samples, gradients in eight messages, float16 with 32-bit master weights, and a loss scale that adapts. It began
+# at 22:00 and writes a checkpoint every ten reports. A fifth node stands by. Until somebody else looks at it, in the
+# evening, every minute in which it stands still, is slow, or learns something wrong is yours.
 #
-# The job's devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand. What
-# it learns is **measured**: a small model is really trained in the same way, on four ranks that stand for the eight.
+# Its devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand, and its clock
+# is computed. Each report covers ten steps, and its time has a **jitter** of about 1%, which a seed draws. What it
+# learns is **measured**: a small model is really trained, with the job's replicas, data and recipe, by one step for
+# each report. Nothing that you see is drawn by hand.
 #
 # ## 1. What everybody sees
 #
-# This is what the job reports without being asked: samples a second and the loss, step by step, and how much memory
-# each rank needs at its fullest. With it come the settings and some lines of the log. Nobody knows yet whether any of
-# it matters.
+# The job has been healthy for some hours. The log is a night's log: some of its lines may have to do with it, most do
+# not. Of the settings that somebody changed some were written down, and not everybody writes everything down.
 
 # %% tags=["nbval-ignore-output"]
 from lessons.S02_night_call.case import CASE
 
-case = CASE.variant()  # seed=1, 2, 3: the same call, with another cause
+case = CASE.variant()  # seed=1, 2, 3: another night
 case.evidence()
 
-# %%
-from lessons import Card
-
-Card("S2_symptom", case.seed)
-
 # %% [markdown]
-# ## 2. Suspects
+# Before you touch anything, say three things aloud. Since when? Is it slow, does it learn less, or does it hang? And
+# what could look like this?
 #
-# Before you measure anything: what could look like this?
-
-# %%
-Card("S2_suspect", case.seed)
-
-# %%
-Card("S2_measure", case.seed)
-
-# %% [markdown]
-# ## 3. Measure
+# ## 2. Measure, rehearse, act
 #
-# Each measurement stops the job for as long as it says. What you have paid for once, you can look at again.
+# A measurement stops the job for as long as it says; used twice, it costs once. A rehearsal tries a suspect on the
+# healthy job, at another place and with another magnitude, so that you see its shape and not tonight's numbers.
+#
+# What you do has a **place**: a device, a node, a shard, a setting. Everything but waiting ends the job and starts it
+# again from a **checkpoint**. The last one may hold what you want to be rid of. Whoever ends a job that hangs cannot
+# ask any more where it hung.
 
-# %%
+# %% tags=["nbval-ignore-output"]
 from course_lib.classroom.widgets.measuring import Measuring
 
 Measuring(case)
 
 # %% [markdown]
-# ## 4. Act
+# Half measures exist, and so do two faults in one night. Look at the curves again after each change.
 #
-# You may try more than once. So did everybody who has been on call.
-
-# %%
-Card("S2_change", case.seed)
-
-# %% [markdown]
-# ## 5. In the morning
+# ## 3. In the morning
 #
-# When a change has helped, this says what it was, what it has cost you, and what the other changes would have led to.
+# When the job is as it was planned, this says what it was, and what the night has cost: beside par, which measures what
+# tells the culprit and then mends it in one go, and beside two other ways to spend the night.
 
-# %%
+# %% tags=["nbval-ignore-output"]
 case.debrief()
 
 # %% [markdown]
-# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`. Then run the page again.
-# The reports will look alike, and the cause will be another one.
+# Then write the three lines that the day shift needs: what it was and where, what told it from everything else, and
+# from which checkpoint the job goes on. `CASE.variant(seed=1)` in the first cell is another night.

@@ -1,62 +1,46 @@
-"""S6. A run that diverged, on devices that were half idle: what went wrong, and how should it run again?"""
+"""S6. A run that was lost, on devices that were half idle: what went wrong, and how should it run again?"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-import torch
-
-from course_lib.classroom.questions.asking import choice, each
-from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import Seeded
+from course_lib.classroom import journal
+from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.scenarios.jobs.faults import Fault
-from course_lib.classroom.scenarios.jobs.job import Job
-from course_lib.classroom.scenarios.jobs.replay import replay
+from course_lib.classroom.scenarios.jobs.job import LAYERS, Job
+from course_lib.classroom.scenarios.jobs.night import clocked
+from course_lib.classroom.scenarios.jobs.step import step
 from course_lib.figures import gantt, lost_time
 from course_lib.figures.axis import percent
 
 CASE = Fault(
     "S6",
-    Job(dp=2, pp=4, micro_batches=4).but(dynamic=False),
-    culprits={
-        "kept": lambda random: {"master_weights": False},
-        "sums": lambda random: {"sums": torch.float16},
-        "rate": lambda random: {"rate": random.choice([0.03, 0.04])},
-        "apart": lambda random: {"together": False},
-    },
-    repairs={
-        "kept": {"master_weights": True},
-        "sums": {"sums": torch.float32},
-        "rate": {"rate": 3e-3},
-        "together": {"together": True},
-        "dynamic": {"dynamic": True},
-        "smaller": {"scale": 2.0**10},
-    },
+    Job(dp=2, pp=4, micro_batches=4, fixed=2.0**15),
+    ("kept", "sums", "rate", "apart", "sorted", "same", "data"),
 )
-
-# How to run it again: the same work, without the idle time
-
-REDESIGNS: dict[str, dict[str, Any]] = {
-    "more": {"micro_batches": 16},
-    "shorter": {"dp": 4, "pp": 2, "micro_batches": 8},
-    "buckets": {"buckets": 1},
-    "uneven": {"layers": (5, 4, 4, 3)},
-    "one": {"micro_batches": 1},
-}
-BUSY = 0.75
+BUSY, MEMORY = 0.75, 16e6  # of the redesign: least share of a step; most bytes of a device
 
 
-def _redesign(name: str) -> Outcome:
-    before, after = (replay(job) for job in (CASE.healthy, replace(CASE.healthy, **REDESIGNS[name])))
-    busy = [1 - step.idle_fraction() for step in (before, after)]
+def redesign(
+    dp: int = 2, pp: int = 4, micro_batches: int = 4, layers: tuple[int, ...] = (), buckets: int = 8
+) -> Feedback:
+    """Run a step of the same work in another plan, beside a step as it was.
+
+    Raises ValueError for a plan that does not fit the eight devices, the 64 samples or the 16 layers.
+    """
+    plan = CASE.healthy.but(dp=dp, pp=pp, micro_batches=micro_batches, layers=layers, buckets=buckets)
+    if dp * pp != CASE.healthy.world or 64 % (dp * micro_batches) or sum(plan.of_stages) != LAYERS:
+        raise ValueError(
+            "dp times pp has to be 8; dp times micro_batches has to divide 64; layers have to add up to 16"
+        )
+    before, after = (step(clocked(job, 0)).timeline for job in (CASE.healthy, plan))
+    busy = [1 - line.idle_fraction() for line in (before, after)]
+    right = busy[1] >= BUSY and max(plan.memory) <= MEMORY
     said = (
-        f"Devices compute for {percent(busy[0])} of a step as it was, and for {percent(busy[1])} of the new one, which "
-        f"is {before.makespan / after.makespan:.2f} times as fast (emulated)."
+        f"Devices compute for {percent(busy[0])} of a step as it was, and for {percent(busy[1])} of yours, which is "
+        f"{before.makespan / after.makespan:.2f} times as fast (emulated). The fullest device needs "
+        f"{max(plan.memory) / 1e6:.1f} MB, and has {MEMORY / 1e6:.0f} (modelled)."
     )
-    times = lost_time({"as it was": before, "the new one": after})
-    both = gantt(after, before, title="The new one, and below it how it was")
-    return Outcome(busy[1] > BUSY, said, pictures=(times, both))
-
-
-QUESTIONS = {**CASE.questions(), "S6_redesign": Seeded(None, choice(each(_redesign, REDESIGNS)))}
+    journal.record("ran", "S6_redesign", 0, f"dp={dp} pp={pp} micro_batches={micro_batches}", right)
+    pictures = (lost_time({"as it was": before, "yours": after}), gantt(after, before, title="Yours, and how it was"))
+    return Feedback(
+        f"{dp} replicas of {pp} stages, {micro_batches} micro-batches", Outcome(right, said, pictures=pictures)
+    )

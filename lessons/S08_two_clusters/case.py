@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from course_lib.classroom.questions.asking import choice, each
+from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.scenarios.jobs.faults import Fault
 from course_lib.classroom.scenarios.jobs.job import Job
-from course_lib.classroom.scenarios.jobs.training import RANKS
+from course_lib.classroom.scenarios.jobs.night import night
+from course_lib.figures import loss_curves
 from course_lib.ranks import Link
 
-FAR = Link(0.007, 50e6)  # between two clusters
+CLUSTERS = Job(dp=8, per_node=4, nodes=(0, 1), buckets=4, between=Link(0.02, 1.5e6))
 
 CASE = Fault(
     "S8",
-    Job(dp=8, buckets=2, between=FAR),
-    culprits={
-        "link": lambda random: {"between": Link(FAR.latency, random.choice([10e6, 15e6]))},
-        "batch": lambda random: {"samples": 16},
-        "small_buckets": lambda random: {"buckets": 16},
-        "rate": lambda random: {"rate": random.choice([0.03, 0.04])},
-        "data": lambda random: {"bad_rank": random.randrange(RANKS)},
-        "apart": lambda random: {"together": False},
-    },
-    repairs={
-        "link": {"between": FAR},
-        "batch": {"samples": 64},
-        "buckets": {"buckets": 2},
-        "rate": {"rate": 3e-3},
-        "data": {"bad_rank": None},
-        "together": {"together": True},
-        "scale": {"scale": 2.0**10},
-    },
+    CLUSTERS,
+    ("link", "batch", "buckets", "throttled", "rate", "data", "corrupt", "apart", "cut", "logging", "saving"),
 )
-QUESTIONS = CASE.questions()
+
+# Scaling: how should the two clusters work together?
+
+WAYS: dict[str, dict[str, Any]] = {
+    "flat": {},
+    "levels": {"together": "levels"},
+    "larger": {"samples": 256},
+    "local": {"together": "node", "local": 10},
+    "alone": {"dp": 4, "nodes": (0,)},
+}
+NIGHT = 6 * 3600  # seconds
+
+
+def _scale(way: str) -> Outcome:
+    """Compare a way with the others by what is learned in the same time."""
+    runs = {name: night(CLUSTERS.but(**fields)).by(NIGHT) for name, fields in WAYS.items()}
+    ended = {name: [one.held_out for one in run if one.held_out is not None][-1] for name, run in runs.items()}
+    said = "; ".join(
+        f"{name}: {len(runs[name])} reports, a held-out loss of {loss:.2f}" for name, loss in ended.items()
+    )
+    losses = loss_curves({name: [one.learned.loss for one in run] for name, run in runs.items()}, title="The loss")
+    return Outcome(ended[way] <= min(ended.values()) + 0.02, f"In six hours, {said}.", pictures=(losses,))
+
+
+QUESTIONS = {"S8_scaling": Seeded(None, choice(each(_scale, WAYS)))}

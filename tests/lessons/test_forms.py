@@ -23,7 +23,7 @@ from tests.lessons.asked import ASKED
 from tests.lessons.test_every_answer import RIGHT
 from tests.lessons.test_plans import CASES, case, right_letter
 
-OF_CASES = {"S4_unfit": "d", "S4_costly": "a", "S6_redesign": "ab"}
+OF_CASES = {"S4_unfit": "d", "S4_costly": "a", "S8_scaling": "b"}
 NAMES = [*RIGHT, *OF_CASES, *(f"{case}_limit" for case in CASES)]
 DRAWN = 40  # seeds; all numbers of most questions
 

@@ -1,74 +1,79 @@
-"""Instruments for a job: its own reports, and measurements that cost the cluster's time.
+"""Instruments for a job: what it reports by itself, and measurements that cost the cluster's time.
 
 Every reading has the same facts in the same order, whatever the fault, so only their values can reveal it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
-from itertools import starmap
-from math import isfinite, nan
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from course_lib.classroom.scenarios.jobs.job import DEVICES, Job
-from course_lib.classroom.scenarios.jobs.replay import replay
-from course_lib.classroom.scenarios.jobs.training import RANKS, STEPS, train
-from course_lib.figures import Picture, gantt, loss_at_end, lost_time
-from course_lib.figures.axis import counted, duration, number, percent, ticks
+from course_lib import data
+from course_lib.classroom.scenarios.jobs import training
+from course_lib.classroom.scenarios.jobs.job import Job
+from course_lib.classroom.scenarios.jobs.night import CHECKPOINT, Night, clocked
+from course_lib.classroom.scenarios.jobs.step import Call, step
+from course_lib.figures import Picture, gantt, lost_time
+from course_lib.figures.axis import data_size, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import lines_of
 from course_lib.ranks import launch
-from course_lib.timeline import compute
+from course_lib.timeline import COMPUTE_KINDS
 
-MESSAGE = 10_000_000  # bytes of a message to test a link
-
-
-class Signals(NamedTuple):
-    """The reports of a job. loss: at the end, the mean of all replicas; nan if the training broke."""
-
-    samples_per_second: float
-    loss: float
-
-    def __str__(self) -> str:
-        loss = f"a loss of {number(self.loss)}" if isfinite(self.loss) else "a loss that is not finite"
-        return f"{self.samples_per_second:.0f} samples a second (emulated), {loss} at the end (measured)"
+EVENING = 22.0  # o'clock
+MESSAGE = 5_000_000  # bytes of a message to test a link
+LATELY = 20  # reports
 
 
-def signals(job: Job) -> Signals:
-    ended = [loss_at_end(one.losses) if isfinite(one.losses[-1]) else nan for one in train(job.recipe)]
-    return Signals(job.samples / replay(job).makespan, sum(ended) / RANKS)
+class Scene(NamedTuple):
+    """A job after so many reports."""
+
+    night: Night
+    now: int
+
+    @property
+    def job(self) -> Job:
+        """The settings in force; an instrument runs until what comes and goes is there."""
+        return self.night.job.at(self.now, always=True)
+
+    @property
+    def lately(self) -> list[training.Learned]:
+        return [one.learned for one in self.night.reports(self.now)[-LATELY:]]
 
 
-def throughput(jobs: Mapping[str, Job]) -> Picture:
-    """Draw the samples per second over the steps of the training. A step without an update is shorter."""
-    curves = {name: _samples_per_second(job) for name, job in jobs.items()}
-    most, looks = 1.1 * max(map(max, curves.values())), lines_of(curves)
-    across, up = Axis("step", 0, STEPS, ticks(STEPS, 8)), Axis("samples a second", 0, most, ticks(most, 4))
-    lines = [Curve(name, _points(name, curve), looks[name]) for name, curve in curves.items()]
-    chart = Chart([Panel(across, up, lines, height=120.0)], {"emulated"}, "The throughput", 800, looks)
-    said = "; ".join(_range(name, curve) for name, curve in curves.items())
-    return Picture.of(chart, f"Samples a second: {said}.", [])
+def clock(seconds: float) -> str:
+    minutes = int(EVENING * 60 + seconds / 60)
+    return f"{minutes // 60 % 24:02}:{minutes % 60:02}"
 
 
-def _points(name: str, rates: list[float]) -> list[Point]:
-    """The points of a curve, with a symbol where the training ended."""
-    return [*starmap(Point, enumerate(rates[:-1])), Point(len(rates) - 1, rates[-1], tip=_range(name, rates))]
-
-
-def _range(name: str, rates: list[float]) -> str:
-    between = " to ".join(dict.fromkeys(f"{rate:.0f}" for rate in (min(rates), max(rates))))
-    return f"{name}, {between} over {counted(len(rates), 'step')}"
-
-
-def _samples_per_second(job: Job) -> list[float]:
-    step = replay(job)
-    before_update = replace(step, spans=[span for span in step.spans if span.kind != "optimizer"])
-    return [job.samples / (before_update if skips else step).makespan for skips in train(job.recipe)[0].skipped]
+def timeline(scene: Scene) -> Picture:
+    """Draw what the job has reported: its speed, its loss and the norm of its gradient."""
+    reports, job = scene.night.reports(scene.now), scene.night.job
+    hours = [one.begins / 3600 for one in reports]
+    curves = {
+        "samples a second": [10 * job.at(n).samples / one.seconds for n, one in enumerate(reports)],
+        "loss": [one.learned.loss for one in reports],
+        "gradient norm": [min(one.learned.norm, 30.0) for one in reports],
+    }
+    end, looks = max(hours[-1], 1.0), lines_of(curves)
+    across = Axis("o'clock", 0, end, list(range(int(end) + 1)), lambda hour: clock(3600 * hour))
+    panels = []
+    for name, curve in curves.items():
+        points = [Point(hour, value) for hour, value in zip(hours, curve, strict=True) if isfinite(value)]
+        low, high = min(one.y for one in points), max(one.y for one in points)
+        marks = ticks(high * 1.05, 4)
+        low = 0 if low < high / 2 else marks[1] * (low // marks[1])
+        up = Axis(name, low, high * 1.02, [mark for mark in marks if mark >= low])
+        panels.append(Panel(across, up, [Curve(name, points, looks[name])], height=110.0))
+    last = ", ".join(f"{name} {curve[-1]:.2f}" for name, curve in curves.items())
+    title = "Measured on a small model: loss, gradient. Emulated, with 1% of jitter: speed"
+    return Picture.of(Chart(panels, {"measured", "emulated"}, title, 800, looks), f"At the end: {last}.", [])
 
 
 class Reading(NamedTuple):
@@ -82,31 +87,52 @@ class Instrument:
 
     title: str
     minutes: int
-    read: Callable[[Job], Reading]
+    read: Callable[[Scene], Reading]
 
 
-@cache
-def _devices(job: Job) -> Reading:
-    timeline = launch(_compute_alone, DEVICES, pace=job.pace).timeline
-    return Reading({f"device {rank}": f"{duration(timeline.busy(rank))} for a layer" for rank in range(DEVICES)})
+def _placement(scene: Scene) -> Reading:
+    job = scene.job
+    return Reading({f"rank {rank}": f"node {job.node(rank)}, device {job.device(rank)}" for rank in range(job.world)})
 
 
-def _compute_alone(rank: int) -> None:
-    with compute("forward"):
-        pass
+def _profile(scene: Scene) -> Reading:
+    """One step of every rank. Of a job that hangs, a step before that."""
+    job = scene.job
+    if scene.night.hung:
+        job = scene.night.job.at(0)
+    line = step(clocked(job, 0).but(stuck=None)).timeline
+    facts = {}
+    for rank in range(job.world):
+        own = [span for span in line.spans if span.rank == rank]
+        spent = {kind: sum(s.duration for s in own if s.kind == kind and not s.background) for kind in COMPUTE_KINDS}
+        gradients = (s for s in own if (s.name, s.kind) == ("all_reduce", "transfer") and s.bytes)
+        sent = Counter(data_size(s.bytes) for s in gradients)
+        messages = " and ".join(f"{count} of {size}" for size, count in sent.items()) or "none"
+        pieces = len({span.micro_batch for span in own if span.kind == "forward"})
+        facts[f"rank {rank}"] = (
+            f"reads for {spent['other']:.2f} s, computes for {line.busy(rank) - spent['other']:.2f} s in "
+            f"{pieces} micro-batches, of {line.makespan:.2f} s; sends in all-reduces: {messages}"
+        )
+    return Reading(facts, (gantt(line, title="One step"), lost_time({"one step": line}, title="Where its time goes")))
 
 
-@cache
-def _links(job: Job) -> Reading:
-    """Test links one after the other: in each machine, and between them, wherever the ranks are."""
-    first, second = ([rank for rank in range(DEVICES) if job.machine(rank) == node] for node in (0, 1))
-    pairs = {"inside machine 0": first[:2], "inside machine 1": second[:2], "between them": [first[0], second[0]]}
-    sent = launch(_send, DEVICES, (list(pairs.values()),), pace=job.pace).timeline
-    seconds = {span.rank: span.duration for span in sent.spans if (span.name, span.kind) == ("recv", "transfer")}
-    return Reading({name: f"{MESSAGE / seconds[to] / 1e6:.0f} MB a second" for name, (_, to) in pairs.items()})
+def _links(scene: Scene) -> Reading:
+    """Test the way from each node to the next, one after the other."""
+    job = scene.job
+    places = range(len(job.nodes))
+    ranks = {place: next(r for r in range(job.world) if job.place(r)[0] == place) for place in places}
+    pairs = {(a, b): (ranks[a], ranks[b]) for a, b in zip(places, [*places[1:], 0], strict=True) if a != b}
+    sent = launch(_send, job.world, (list(pairs.values()),), pace=job.pace).timeline
+    spans = [span for span in sent.spans if (span.name, span.kind) == ("recv", "transfer")]
+    facts = {}
+    for (a, b), (_, to) in pairs.items():
+        seconds = sum(span.duration for span in spans if span.rank == to)
+        rate = f"{MESSAGE / seconds / 1e6:.2f} MB a second" if seconds < job.patience else "no answer"
+        facts[f"node {job.nodes[a]} to node {job.nodes[b]}"] = rate
+    return Reading(facts)
 
 
-def _send(rank: int, pairs: list[list[int]]) -> None:
+def _send(rank: int, pairs: list[tuple[int, int]]) -> None:
     message = torch.zeros(MESSAGE, dtype=torch.uint8)
     for source, target in pairs:
         if rank == source:
@@ -115,38 +141,79 @@ def _send(rank: int, pairs: list[list[int]]) -> None:
             dist.recv(message, source)
 
 
-def _profile(job: Job) -> Reading:
-    step = replay(job)
-    of_ranks = {f"rank {rank}": f"computes {percent(step.busy(rank) / step.makespan)}" for rank in range(DEVICES)}
-    pictures = gantt(step, title="One step"), lost_time({"one step": step}, title="Where its time goes")
-    return Reading({"the step": f"takes {duration(step.makespan)}", **of_ranks}, pictures)
-
-
-def _placement(job: Job) -> Reading:
-    return Reading({f"rank {rank}": f"on machine {job.machine(rank)}" for rank in range(DEVICES)})
-
-
-def _replicas(job: Job) -> Reading:
+def _replicas(scene: Scene) -> Reading:
     """Compare replicas with the first one: their sum differs from last week's in any case, and tells nothing."""
-    first, *others = (one.checksum for one in train(job.recipe))
-    beside = enumerate((one - first for one in others), start=1)
-    return Reading({f"replica {rank} less replica 0": _written(difference, "+.4f") for rank, difference in beside})
+    sums = scene.night.state(scene.now).weights.double().sum(1).tolist()
+    return Reading({f"replica {n} less replica 0": _written(one - sums[0], "+.4f") for n, one in enumerate(sums) if n})
 
 
-def _scale(job: Job) -> Reading:
-    one = train(job.recipe)[0]
-    at = {"first": one.scales[0], "half-way": one.scales[len(one.scales) // 2], "last": one.scales[-1]}
-    facts = {f"loss scale, {when}": f"{scale:g}" for when, scale in at.items()}
-    return Reading({**facts, "updates skipped": f"{sum(one.skipped)} of {len(one.skipped)}"})
+def _scale(scene: Scene) -> Reading:
+    reports = [one.learned for one in scene.night.reports(scene.now)]
+    skipped = [f"{sum(one.is_skipped for one in part)} of {LATELY}" for part in (reports[40:60], reports[-LATELY:])]
+    scales = (f"{part[-1].scale:g}" for part in (reports[:60], reports))
+    return Reading(
+        dict(
+            zip(("scale before midnight", "scale now", "skipped then", "skipped now"), [*scales, *skipped], strict=True)
+        )
+    )
 
 
-def _gradients(job: Job) -> Reading:
-    often = (f"{sum(one.overflowed)} of {len(one.overflowed)} steps" for one in train(job.recipe))
-    return Reading({f"replica {rank}": f"overflows by itself in {steps}" for rank, steps in enumerate(often)})
+def _gradients(scene: Scene) -> Reading:
+    own = zip(*(one.own for one in scene.lately), strict=True)
+    return Reading({f"replica {n}": f"norms from {min(one):.1f} to {max(one):.1f}" for n, one in enumerate(own)})
 
 
-def _updates(job: Job) -> Reading:
-    return Reading({"the last update moved the weights by": _written(train(job.recipe)[0].moved[-1], ".2%")})
+def _same(scene: Scene) -> Reading:
+    """Give the share of replica 0 to all of them."""
+    job, state = scene.job, scene.night.state(scene.now)
+    batch = tuple(part[:1].expand_as(part) for part in training.minibatch(job.but(bad=None), scene.now))
+    weights = state.weights[:1].nan_to_num().expand_as(state.weights)
+    sent, _ = training.gradients(state._replace(weights=weights), job, batch, 256.0)
+    norms = (sent.float().norm(dim=1) / 256).tolist()
+    return Reading({f"replica {number}": f"a gradient of norm {norm:.4f}" for number, norm in enumerate(norms)})
+
+
+def _samples(scene: Scene) -> Reading:
+    job, at = scene.job, scene.night.reports(scene.now)[-1].step
+    read = [training.minibatch(job, number)[0][:, :2, :5] for number in (at - 1, at)]
+    words = [[" ".join(map(data.decode, share)) for share in shares] for shares in read]
+    return Reading({f"replica {n}": f"{old}, then {new}" for n, (old, new) in enumerate(zip(*words, strict=True))})
+
+
+def _updates(scene: Scene) -> Reading:
+    states = [scene.night.state(number).weights[0] for number in (scene.now - 1, scene.now)]
+    moved = (states[1] - states[0]).norm() / states[0].norm()
+    return Reading({"the last update moved the weights by": _written(moved.item(), ".2%")})
+
+
+def _recorder(scene: Scene) -> Reading:
+    calls = scene.night.hung or tuple(Call("none", 0, 0, "all ranks move on") for _ in range(scene.job.world))
+    return Reading(
+        {
+            f"rank {rank}": f"{one.name}, number {one.number}, {data_size(one.bytes)}; stands at {one.line}"
+            for rank, one in enumerate(calls)
+        }
+    )
+
+
+def _checkpoints(scene: Scene) -> Reading:
+    """Evaluate each checkpoint that there is, the latest of each step."""
+    facts = {}
+    for saved in checkpoints(scene)[-9:]:
+        state = scene.night.checkpoint(saved, scene.now)
+        equal = bool((state.weights == state.weights[:1]).all())
+        facts[f"checkpoint {saved}"] = f"held-out loss {training.held_out(state):.3f}" + (
+            ", replicas equal" if equal else ", replicas differ"
+        )
+    return Reading(facts)
+
+
+def checkpoints(scene: Scene) -> list[int]:
+    """The checkpoints that can be loaded, by their steps: whoever goes back leaves none of what came after."""
+    saved = [0]
+    for one in scene.night.reports(scene.now):
+        saved = [other for other in saved if other <= one.step] + [one.step + 1] * ((one.step + 1) % CHECKPOINT == 0)
+    return saved
 
 
 def _written(value: float, how: str) -> str:
@@ -156,10 +223,13 @@ def _written(value: float, how: str) -> str:
 INSTRUMENTS: dict[str, Instrument] = {
     "placement": Instrument("Who sits where", 1, _placement),
     "scale": Instrument("The loss scale and the skipped updates", 2, _scale),
+    "recorder": Instrument("The last call of each rank, and where it stands", 3, _recorder),
+    "samples": Instrument("What each replica reads", 5, _samples),
     "replicas": Instrument("A sum of each replica's weights", 5, _replicas),
     "profile": Instrument("One step of every rank", 5, _profile),
-    "links": Instrument("Every kind of link", 10, _links),
-    "updates": Instrument("How far an update moves the weights", 10, _updates),
-    "gradients": Instrument("Each replica's gradients, before they are added up", 15, _gradients),
-    "devices": Instrument("Each device alone", 20, _devices),
+    "updates": Instrument("How far an update moves the weights", 5, _updates),
+    "gradients": Instrument("Each replica's gradients, before they are added up", 10, _gradients),
+    "links": Instrument("The way from each node to the next", 10, _links),
+    "checkpoints": Instrument("Each of the last checkpoints, on held-out samples", 10, _checkpoints),
+    "same": Instrument("The same samples on all replicas", 15, _same),
 }

@@ -1,62 +1,71 @@
-"""The situation of a training job: its engineers' settings, and the faults of its machines.
+"""A training job, in one description: model, plan, recipe, data, cluster, and what happens to it.
 
-A job has eight devices in two machines of four. A case starts from a healthy job; a culprit and a repair are changes to
-a job, so all three are situations:
+A change takes effect at a report and stays; a fault, a setting that somebody touched and a repair are all changes:
 
-    healthy                     Job(dp=8)
-    a culprit                   healthy.but(slow=(5, 1.6))
-    a repair                    that.but(buckets=1)
+    Job(dp=8)                                                       as it was planned
+    .after(Change(120, {"slow": (5, 1.15)}))                        device 5 is throttled from report 120 on
+    .after(Change(160, {"nodes": (0, 1, 4, 3)}, resume=120))        without its node, from the checkpoint of step 120
+
+So everything that is seen of a job comes from running the one description, and no signal is drawn by hand.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
 
 import torch
 
 from course_lib.ranks import Link, Pace
 from course_lib.schedules import SCHEDULES, Schedule, peak_in_flight
 
-DEVICES, PER_MACHINE = 8, 4
 LAYERS = 16
-FORWARD, BACKWARD, UPDATE = 0.001, 0.002, 0.01  # seconds of a device: per layer and sample; of the optimizer
-ACTIVATIONS, GRADIENTS = 4_000, 160_000  # bytes, 2 per number: of a sample between two layers; of a layer
-INSIDE, BETWEEN = Link(1e-5, 400e6), Link(5e-5, 50e6)
+FORWARD, BACKWARD, UPDATE = 0.03, 0.06, 0.2  # seconds of a device: per layer and sample; of the optimizer
+ACTIVATIONS, GRADIENTS = 4_000, 80_000  # bytes of a sample between two layers; parameters of a layer
+REPORT = 10  # steps between two reports
+INSIDE, BETWEEN = Link(1e-3, 20e6), Link(2e-3, 2.5e6)
 
 
-class TrainingRecipe(NamedTuple):
-    """The recipe of a job: the settings that decide what it learns.
+@dataclass(frozen=True)
+class Change:
+    """A change of a job's fields. at: the first report for which it is in force.  often: the share of reports.
 
-    master_weights: whether the optimizer keeps weights in 32 bits.  scale: the first loss scale.
-    dynamic: whether the scale adapts.  sums: the dtype in which the replicas' gradients are added up.
-    together: whether replicas agree on their gradients.  rate: the learning rate.
-    bad_rank: a replica whose samples make gradients overflow.
+    resume: the checkpoint from which the job goes on, as the number of its step; None: it just goes on.
+    minutes: for which the job stands still before that report.
     """
 
-    master_weights: bool = True
-    scale: float = 2.0**16
-    dynamic: bool = True
-    sums: torch.dtype = torch.float32
-    together: bool = True
-    rate: float = 3e-3
-    bad_rank: int | None = None
+    at: int
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    often: float = 1.0
+    resume: int | None = None
+    minutes: float = 0.0
 
-
-HEALTHY = TrainingRecipe()
+    def is_in_force(self, report: int) -> bool:
+        return self.at <= report and (self.often == 1 or Random(f"{self.at} {report}").random() < self.often)
 
 
 @dataclass(frozen=True)
 class Job:
     """A job's settings and faults; by default everything is right.
 
-    dp, pp, tp: how the devices share the work, 8 in all.  samples: of a minibatch.  micro_batches: of each replica.
+    dp, pp, tp: how the devices share the work.  samples: of a minibatch.  micro_batches: of each replica.
     layers: of each stage; () for equal numbers.
-    buckets: messages for a replica's gradients, each sent as soon as its layers are done; 1: all at the end.
-    in_turn: ranks 0, 2, 4 and 6 are on machine 0, in place of 0, 1, 2 and 3.
-    slow: a slow device, and how many times as long it takes.  between: the link between the machines.
-    recipe: the settings that decide what the job learns.
+    buckets: messages for a replica's gradients.  overlap: whether each leaves as soon as its layers are done.
+
+    rate: the learning rate.  master_weights: whether the optimizer keeps its numbers in 32 bits.
+    fixed: a loss scale that does not adapt; None: it does.  sums: the dtype in which gradients are added up.
+    together: who agrees on gradients: "all", the replicas of each "node", or "none".
+    local: steps after which nodes agree on their weights, where they agree on no gradients; 0: never (`training`).
+    order: of the data: "shuffled", "sorted", or "same", if all replicas read the same.
+    bad: a shard without answers in it, and the share of its minibatches.  left_out: shards that are not read.
+
+    per_node, in_turn: where ranks sit.  nodes: the numbers of the nodes in use; there is a spare one.
+    slow: a slow device, and how many times as long it takes.  corrupt: a device that computes wrong numbers.
+    weak: a node whose link carries less, and what it carries.
+    loading: a node that waits for its data, and how many seconds a step.  stuck: a rank that hangs, and how (`step`).
+    saving: seconds of a checkpoint.  patience: seconds after which the watchdog ends a job that waits.
     """
 
     dp: int = 8
@@ -66,15 +75,50 @@ class Job:
     micro_batches: int = 2
     layers: tuple[int, ...] = ()
     buckets: int = 8
+    overlap: bool = True
+    rate: float = 3e-3
+    master_weights: bool = True
+    fixed: float | None = None
+    sums: torch.dtype = torch.float32
+    together: str = "all"
+    local: int = 0
+    order: str = "shuffled"
+    bad: tuple[int, float] | None = None
+    left_out: int | None = None
+    per_node: int = 2
     in_turn: bool = False
-    slow: tuple[int, float] | None = None
+    nodes: tuple[int, ...] = (0, 1, 2, 3)
     between: Link = BETWEEN
-    recipe: TrainingRecipe = HEALTHY
+    slow: tuple[int, float] | None = None
+    corrupt: int | None = None
+    weak: tuple[int, Link] | None = None
+    loading: tuple[int, float] | None = None
+    stuck: tuple[str, int] | None = None
+    saving: float = 20.0
+    patience: float = 600.0
+    seed: int = 0
+    changes: tuple[Change, ...] = ()
 
-    def but(self, **changes: object) -> Job:
-        """The situation with some of its fields changed, or fields of its recipe."""
-        own = {name: changes.pop(name) for name in list(changes) if name not in TrainingRecipe._fields}
-        return replace(self, recipe=self.recipe._replace(**changes), **own)  # type: ignore[arg-type]
+    def but(self, **fields: Any) -> Job:
+        return replace(self, **fields)
+
+    def after(self, *changes: Change) -> Job:
+        return replace(self, changes=(*self.changes, *changes))
+
+    def at(self, report: int, always: bool = False) -> Job:
+        """The settings in force at a report. always: what comes and goes is there, too."""
+        own = (one for one in self.changes if one.at <= report and (always or one.is_in_force(report)))
+        fields = {field: value for change in own for field, value in change.fields.items()}
+        return replace(self, changes=(), **fields)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether one of its nodes cannot be reached."""
+        return self.weak is not None and self.weak[0] in self.nodes and self.weak[1].bandwidth < 1
+
+    @property
+    def world(self) -> int:
+        return self.dp * self.pp * self.tp
 
     @property
     def of_stages(self) -> tuple[int, ...]:
@@ -86,7 +130,7 @@ class Job:
         """Samples of a micro-batch."""
         return self.samples / self.dp / self.micro_batches
 
-    @cached_property
+    @property
     def schedule(self) -> Schedule:
         return SCHEDULES["1f1b"](self.pp, self.micro_batches)
 
@@ -98,32 +142,37 @@ class Job:
         backward pass a layer keeps 5 + 12/tp times the bytes of its output (Korthikanti et al. 2022, without the part
         that a fused attention kernel does not keep).
         """
-        state = GRADIENTS * (8 if self.recipe.master_weights else 4) / self.tp
+        state = GRADIENTS * (16 if self.master_weights else 8) / self.tp
         kept = ACTIVATIONS * (5 + 12 / self.tp) * self.micro_batch
         of_layers = [state + kept * in_flight for in_flight in peak_in_flight(self.schedule)]
-        stages = [rank // self.tp % self.pp for rank in range(DEVICES)]
+        stages = [rank // self.tp % self.pp for rank in range(self.world)]
         return [self.of_stages[stage] * of_layers[stage] for stage in stages]
 
     @property
-    def pace(self) -> Pace:
-        device = {"forward": FORWARD, "backward": BACKWARD, "optimizer": UPDATE}
-        nodes = DEVICES // PER_MACHINE if self.in_turn else None
-        return Pace(device, INSIDE, self.between, PER_MACHINE, dict([self.slow] if self.slow else []), nodes)
-
-    @property
     def configuration(self) -> list[str]:
-        """The engineers' settings, one line each."""
-        one, adapts = self.recipe, "adapts" if self.recipe.dynamic else "is fixed"
-        inside, between = (link.bandwidth / 1e6 for link in (INSIDE, self.between))
-        kept, sums = 32 if one.master_weights else 16, str(one.sums).removeprefix("torch.")
+        scale = "that adapts" if self.fixed is None else f"of {self.fixed:,.0f}"
         return [
-            f"{self.dp} replicas, each of {self.pp} x {self.tp} devices (stages x tensor ranks)",
-            f"{self.samples} samples in a minibatch, {self.micro_batches} micro-batches for each replica",
-            f"layers on the stages: {', '.join(map(str, self.of_stages))}; gradients leave in {self.buckets} buckets",
-            f"links: {inside:.0f} MB a second inside a machine, {between:.0f} between",
-            f"float16, weights kept in {kept} bits, gradients added up in {sums}",
-            f"a loss scale of {one.scale:,.0f} that {adapts}, a learning rate of {one.rate:g}",
+            f"{self.dp} replicas of {self.pp} x {self.tp} devices (stages x tensor ranks), {self.per_node} on a node",
+            f"{self.samples} samples in a minibatch, {self.micro_batches} micro-batches, layers {self.of_stages}",
+            f"gradients in {self.buckets} messages; a node sends {self.between.bandwidth / 1e6:.2f} MB a second",
+            f"float16, 32-bit sums and master weights, a loss scale {scale}, a learning rate of {self.rate:g}",
         ]
 
-    def machine(self, rank: int) -> int:
-        return self.pace.node(rank)
+    @property
+    def pace(self) -> Pace:
+        device = {"forward": FORWARD, "backward": BACKWARD, "optimizer": UPDATE, "other": 1.0}
+        slow = {rank: self.slow[1] for rank in range(self.world) if self.slow and self.device(rank) == self.slow[0]}
+        weak = {self.nodes.index(self.weak[0]): self.weak[1]} if self.weak and self.weak[0] in self.nodes else {}
+        in_turn = len(self.nodes) if self.in_turn else None
+        return Pace(device, INSIDE, self.between, self.per_node, slow, in_turn, weak)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """A rank's node, as a place in `nodes`, and its number there."""
+        count = len(self.nodes)
+        return (rank % count, rank // count) if self.in_turn else divmod(rank, self.per_node)
+
+    def node(self, rank: int) -> int:
+        return self.nodes[self.place(rank)[0]]
+
+    def device(self, rank: int) -> int:
+        return self.node(rank) * self.per_node + self.place(rank)[1]

@@ -1,0 +1,222 @@
+"""What tells the culprit of a night: its form, a fingerprint, elimination, or the rules of the debrief?
+
+Each guesser sees what a student sees, of 40 nights of each case. The first three name a culprit of the right kind (it
+is slow, it learns less, it hangs), which the curves tell anybody; they may be right as often as chance, and ten nights
+in a hundred more. The last one measures and acts by the rules of the debrief, and pays what that costs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import lessons  # noqa: F401  (it opens its rooms)
+from course_lib.classroom.scenarios.jobs.culprits import CULPRITS
+from course_lib.classroom.scenarios.jobs.faults import Fault, Incident
+
+ROOMS = ("S02_night_call", "S06_postmortem", "S07_regression", "S08_two_clusters")
+NIGHTS, CLOSE = 40, 300  # CLOSE: steps more than par that count as par
+Guess = tuple[str, Any]
+
+
+def case_of(room: str) -> Fault:
+    case: Fault = importlib.import_module(f"lessons.{room}.case").CASE
+    return case
+
+
+def kind(night: Incident) -> str:
+    return night._drawn[0].kind.kind
+
+
+def suspects(night: Incident) -> list[str]:
+    return [name for name in night.case.culprits if CULPRITS[name].kind == kind(night)]
+
+
+# Guessers that measure nothing
+
+
+@cache
+def form(night: Incident) -> set[str]:
+    """Words, counts, order and lengths of what is written; no number of the job."""
+    lines = [re.sub(r"[\d:,.]+", "", line) for line in [*night._settings(), *night._log()]]
+    order = {f"{place} {line}" for place, line in enumerate(lines)}
+    return {*lines, *order, f"{sum(map(len, lines)) // 20} long", f"{len(lines)} lines"}
+
+
+def fingerprint(night: Incident) -> list[float]:
+    """The numbers below the curves."""
+    found = re.findall(r"-?\d+\.\d+", night.evidence().outcome.pictures[0].summary)
+    return list(map(float, found))
+
+
+def nearest(night: Incident, seen: Sequence[Incident], distance: Callable[[Incident, Incident], float]) -> str:
+    alike = [one for one in seen if kind(one) == kind(night)]
+    return min(alike, key=lambda one: distance(one, night))._drawn[0].name if alike else suspects(night)[0]
+
+
+def by_form(night: Incident, seen: Sequence[Incident]) -> str:
+    return nearest(night, seen, lambda a, b: -len(form(a) & form(b)))
+
+
+def by_fingerprint(night: Incident, seen: Sequence[Incident]) -> str:
+    def apart(a: Incident, b: Incident) -> float:
+        return sum(abs(x - y) / (abs(x) + abs(y)) for x, y in zip(fingerprint(a), fingerprint(b), strict=True))
+
+    return nearest(night, seen[: 2 * len(night.case.culprits)], apart)
+
+
+def by_elimination(night: Incident, seen: Sequence[Incident]) -> str:
+    """The culprit that has not come for longest."""
+    came = [one._drawn[0].name for one in seen]
+    return min(suspects(night), key=lambda name: came[::-1].index(name) if name in came else -1, default="")
+
+
+GUESSERS = {"form": by_form, "fingerprint": by_fingerprint, "elimination": by_elimination}
+
+
+def chance(nights: Sequence[Incident]) -> float:
+    return sum(1 / len(suspects(night)) for night in nights) / len(nights)
+
+
+# The diagnostician, written from the debrief
+
+
+def facts(night: Incident, name: str) -> list[str]:
+    """The readings of an instrument, in the order of ranks, replicas or nodes."""
+    said = night.measure(name).outcome.happened
+    return [line.split(": ", 1)[1] for line in re.split(r"(?:^|\n)- ", said)[1:]]
+
+
+def numbers(text: str) -> list[float]:
+    return list(map(float, re.findall(r"\d+\.?\d*(?:e[+-]?\d+)?", text)))
+
+
+def diagnose(night: Incident) -> tuple[str, Any]:
+    """What to do, and where."""
+    if night.scene.night.hung:
+        return of_calls(night)
+    reports = night.scene.night.reports(night.scene.now)
+    before, now = (sum(one.seconds for one in part) / len(part) for part in (reports[40:60], reports[-20:]))
+    return (None if 0.9 < now / before < 1.02 else of_time(night)) or of_numbers(night)
+
+
+def of_calls(night: Incident) -> tuple[str, Any]:
+    calls = facts(night, "recorder")
+    heads = [call.split(";")[0] for call in calls]
+    if len(set(heads)) == 1:
+        return "node", shared(night, [way == "no answer" for way in facts(night, "links")])
+    odd = calls[min(range(len(calls)), key=lambda rank: heads.count(heads[rank]))]
+    known = {"storage": ("setting", "patience"), "samples": ("restart", ""), "mean_loss": ("setting", "logging")}
+    return next((act for word, act in known.items() if word in odd.split("stands at")[1]), ("setting", "empty"))
+
+
+def shared(night: Incident, is_bad: Sequence[bool]) -> int:
+    """The node at which the bad ways from each node to the next meet."""
+    nodes = night.planned.nodes
+    ends = [end for place, bad in enumerate(is_bad) if bad for end in (place, (place + 1) % len(nodes))]
+    return nodes[max(range(len(nodes)), key=ends.count)]
+
+
+def of_time(night: Incident) -> tuple[str, Any] | None:
+    planned, job = night.planned, night.planned
+    if "in_turn" in night.case.culprits and facts(night, "placement")[1].startswith("node 1"):
+        return "setting", "in_turn"
+    profile = facts(night, "profile")
+    reads, computes, _ = zip(*(numbers(fact)[:3] for fact in profile), strict=True)
+    if max(reads) > 0.2:
+        return "node", job.node(reads.index(max(reads)))
+    work = [
+        (3 * 0.03 * planned.samples / planned.dp / planned.tp * layers + 0.2 / planned.tp / planned.pp)
+        for layers in planned.of_stages
+    ]
+    stage = [rank // planned.tp % planned.pp for rank in range(planned.world)]
+    more = [one / work[stage[rank]] for rank, one in enumerate(computes)]
+    if max(more) < 0.6:
+        return "setting", "samples"
+    high = [rank for rank, one in enumerate(more) if one > 1.03]
+    if len(high) == 1:
+        return "card", job.device(high[0])
+    if high:
+        return "setting", "layers"
+    sent = numbers(profile[0].split("all-reduces: ")[1])
+    if not sent:
+        return "setting", "together"
+    if planned.pp == 1 and sent[0] != planned.buckets:
+        return "setting", "buckets"
+    ways = [numbers(fact)[0] for fact in facts(night, "links")]
+    slow = [way < 0.8 * planned.between.bandwidth / 1e6 for way in ways]
+    if any(slow):
+        return "cable", shared(night, slow)
+    if numbers(profile[0])[2] != planned.micro_batches:
+        return "setting", "micro_batches"
+    return ("setting", "overlap") if "overlap" in night.case.culprits else None
+
+
+def of_numbers(night: Incident) -> tuple[str, Any]:
+    memory = re.findall(r"(?:planned|now): ([\d.]+)", str(night.evidence()))
+    if memory[0] != memory[1]:
+        return "setting", "master_weights"
+    if any(numbers(fact)[0] for fact in facts(night, "replicas")):
+        return "setting", "together"
+    tops = [numbers(fact)[-1] if "inf" not in fact else 1e9 for fact in facts(night, "gradients")]
+    if max(tops) > 3 * sorted(tops)[len(tops) // 2 - (len(tops) == 2)]:
+        worst = tops.index(max(tops))
+        alike = [numbers(fact)[0] for fact in facts(night, "same")]
+        odd = [place for place, one in enumerate(alike) if abs(one - sorted(alike)[len(alike) // 2]) > 0.01]
+        if len(set(alike)) == 1:
+            return "shard", worst
+        replica = worst if len(alike) == 2 else odd[0]
+        return "card", night.planned.device(replica * night.planned.pp * night.planned.tp)
+    scale = facts(night, "scale")
+    if night.planned.fixed is None and numbers(scale[3])[0] > 8:
+        return "setting", "fixed"
+    if "sums" in night.case.culprits and numbers(scale[3])[0] > 4:
+        return "setting", "sums"
+    if "rate" in night.case.culprits and numbers(facts(night, "updates")[0])[0] > 0.9:
+        return "setting", "rate"
+    return "setting", "order"
+
+
+def play(night: Incident) -> tuple[bool, int, int]:
+    """Diagnose, act, and again if there is more; whether it is well then, its cost, and par."""
+    right = False
+    for _ in range(3):
+        what, place = diagnose(night)
+        spoils = what == "shard" or place in ("together", "master_weights", "rate", "order")
+        good = (night._called - 44) // 10 * 10 if spoils and not night.scene.night.hung else None
+        right = bool(night.act(what, place, good).outcome.right)
+        if right:
+            break
+    scene, stands, *_ = night._story()
+    return right, night.cost(scene.night.job, stands)[0], night.par()[0]
+
+
+def nights_of(room: str, seeds: Sequence[int]) -> list[Incident]:
+    return [case_of(room).variant(seed) for seed in seeds]
+
+
+def main() -> None:
+    os.environ["COURSE_STATE"] = tempfile.mkdtemp()
+    print(f"{'case':18} {'chance':>7} {'form':>7} {'finger':>7} {'elim.':>7} {'rules':>7} {'at par':>7}")
+    for room in ROOMS:
+        nights, before = nights_of(room, range(NIGHTS)), nights_of(room, range(1000, 1000 + NIGHTS))
+        shares = [chance(nights)]
+        for guess in GUESSERS.values():
+            shares.append(sum(guess(night, before) == night._drawn[0].name for night in nights) / NIGHTS)
+        played = [play(night) for night in nights]
+        shares += [sum(right for right, *_ in played) / NIGHTS]
+        shares += [sum(right and cost <= par + CLOSE for right, cost, par in played) / NIGHTS]
+        print(f"{room:18} " + " ".join(f"{share:7.0%}" for share in shares), flush=True)
+
+
+if __name__ == "__main__":
+    main()
