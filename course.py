@@ -174,12 +174,16 @@ def test_steps() -> dict[str, list[str]]:
 
 
 def progress(arguments: argparse.Namespace) -> int:
-    """Show which questions you have answered and which exercises you have solved, and how it went."""
+    """Show which questions you have answered and which exercises you have solved, how it went, and what comes next."""
     # It needs only the standard library, so it works before .venv is made.
     os.environ.setdefault("COURSE_STATE", str(STATE))
     importlib.import_module("lessons")  # it says where its rooms are
     answers = importlib.import_module("course_lib.classroom.progress")
-    return answers.ask_and_reset() if arguments.reset else answers.show(ROOT / "exercises")
+    if arguments.reset:
+        return answers.ask_and_reset()
+    answers.show(ROOT / "exercises")
+    importlib.import_module("lessons.site.net").advise()
+    return 0
 
 
 def hand_out(arguments: argparse.Namespace) -> int:
@@ -214,7 +218,7 @@ def site(arguments: argparse.Namespace) -> int:
     prepare("authors")
     os.environ["COURSE_STATE"] = str(STATE / "build")
     folder, *names = arguments.names or ["site"]
-    return run("-m", "lessons.site.build", str(Path(folder).resolve()), *names)
+    return run("-m", "lessons.site", str(Path(folder).resolve()), *names)
 
 
 def serve(arguments: argparse.Namespace) -> int:

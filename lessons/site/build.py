@@ -1,6 +1,6 @@
 """Build the site: a folder of pages that opens from a web server and from a disk, and asks nothing of the network.
 
-python lessons/site/build.py FOLDER [NAME ...]    all pages, or those whose names begin so, and what they lead to
+python -m lessons.site FOLDER [NAME ...]    all pages, or those whose names begin so, and the sources they link to
 """
 
 from __future__ import annotations
@@ -9,16 +9,25 @@ import base64
 import gzip
 import itertools
 import json
+import multiprocessing
+import os
+import re
 import shutil
 import subprocess
-import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import plotly
 
-from lessons.site.pages import Page, Site
+from course_lib.figures.svg import ROOMY
+from lessons.site import net
+from lessons.site.pages import Page, Site, script_json
+from lessons.site.widgets import Widget, widget
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -26,15 +35,57 @@ COURSE = "Training large models on many workers"
 WIDGETS = ROOT / "course_lib" / "classroom" / "widgets"
 PARTS = ("slider", "switch", "options", "order", "sentences", "player")
 STYLES = (*(WIDGETS / f"{name}.css" for name in ("player", "running", "controls")), HERE / "site.css")
+CACHE = ROOT / ".course" / "site"
+TIPS = re.compile(r'<i aria-hidden="true"[^>]*></i>')
 MENU = {"lesson": "Lessons", "exercise": "Exercises", "scenario": "Scenarios", "more": "More"}
 
 
 def pack(folder: Path, name: str, value: Any) -> None:
     """Write a value as a script, compressed: a page that is opened from a disk may load scripts, and nothing else."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    data = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
-    (folder / "packs").mkdir(exist_ok=True)
-    (folder / "packs" / f"{name}.js").write_text(f'course.unpack("{name}","{data}")\n', encoding="utf-8")
+    data = base64.b64encode(gzip.compress(script_json(value).encode(), 9, mtime=0)).decode()
+    (folder / f"{name}.js").write_text(f'course.unpack("{name}","{data}")\n', encoding="utf-8")
+
+
+def gather_all(widgets: list[Widget], folder: Path) -> None:
+    """Put the packs of these widgets into a folder. What was run with the same sources before is not run again."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    missing = [one for one in dict.fromkeys(widgets) if not (CACHE / one.key).exists()]
+    if missing:  # those that take long, explorers, first
+        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(gather, sorted(missing, key=lambda one: one.question)))
+    for file in (file for one in widgets for file in (CACHE / one.key).glob("*.js")):
+        shutil.copy(file, folder)
+
+
+def gather(widget: Widget) -> None:
+    """Run everything that a widget can show, and keep it."""
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=CACHE) as half:
+        record, packs = widget.gather()
+        for name, value in packs.items():
+            pack(Path(half), name, value)
+        (Path(half) / "record.json").write_text(script_json({**record, "key": widget.key}), encoding="utf-8")
+        shutil.copytree(half, CACHE / widget.key)
+    print(f"{widget.question or widget.call}: {time.monotonic() - begun:.1f} s", flush=True)
+
+
+def enliven(site: Site, page: Page) -> list[Widget]:
+    """Let the page show live widgets in place of their stored pictures. Returns them; they are yet to be gathered."""
+    cells = site.cells(page)
+    found = {number: one for number in range(len(cells)) if (one := widget(cells, number))}
+    for number, one in found.items():
+        page.beside[number] = partial(live, page, one)
+    return list(found.values())
+
+
+def live(page: Page, one: Widget, stored: str) -> str:
+    record, name = (CACHE / one.key / "record.json").read_text(encoding="utf-8"), one.question or one.key
+    if json.loads(record)["kind"] == "elsewhere":
+        where = page.file.relative_to(ROOT).as_posix()
+        how = f"<p>To answer it, run <code>python3 course.py lab</code> and open <code>{where}</code>.</p>"
+        return f'<div class="out" id="{name}">{stored}{how}</div>'
+    still = TIPS.sub("", stored)
+    return f'<div class="live" id="{name}"><script type="application/json">{record}</script>{still}</div>'
 
 
 def assets(folder: Path) -> None:
@@ -45,7 +96,8 @@ def assets(folder: Path) -> None:
         module = (WIDGETS / f"{part}.js").read_text(encoding="utf-8")
         script += f"(() => {{\n{module.replace('export default', f'course.parts.{part} =')}\n}})();\n"
     (folder / "site.js").write_text(f"{script}course.start();\n", encoding="utf-8")
-    (folder / "site.css").write_text("\n".join(file.read_text(encoding="utf-8") for file in STYLES), encoding="utf-8")
+    styles = [f".live, .course-player {{ {ROOMY} }}", *(file.read_text(encoding="utf-8") for file in STYLES)]
+    (folder / "site.css").write_text("\n".join(styles), encoding="utf-8")
 
 
 def commit() -> str:
@@ -55,16 +107,21 @@ def commit() -> str:
 
 def build(folder: Path, names: list[str]) -> list[Page]:
     """Write the pages into a folder, the same to the byte as long as their sources are the same."""
-    folder.mkdir(parents=True, exist_ok=True)
-    site = Site(ROOT, folder, lambda name, value: pack(folder, name, value))
+    shutil.rmtree(folder / "packs", ignore_errors=True)
+    (folder / "packs").mkdir(parents=True)
+    site = Site(ROOT, folder, partial(pack, folder / "packs"))
     wanted = [page for page in site.pages.values() if not names or page.name.startswith(tuple(names))]
+    widgets = [one for page in wanted if page.kind in ("lesson", "scenario") for one in enliven(site, page)]
+    gather_all(widgets, folder / "packs")
     for page in wanted:
         site.render(page)
     sources = [page for page in site.pages.values() if page.kind == "source"]
     for page in sources:
         site.render(page)
+    home = site.pages[HERE / "index.md"]
+    home.body += net.draw(set(), lambda page, place: f"{page}.html#{place}")
     write(folder, wanted, sources)
-    pack(folder, "search", [[p.title, p.address, *section] for p in wanted for section in p.sections])
+    pack(folder / "packs", "search", [[p.title, p.address, *section] for p in wanted for section in p.sections])
     assets(folder)
     return wanted
 
@@ -78,7 +135,3 @@ def write(folder: Path, found: list[Page], sources: list[Page]) -> None:
         turn = [(word, one) for word, one in (("previous", before), ("next", after)) if one]
         html = template.render(page=page, menu=menu, turn=turn, course=COURSE, commit=commit())
         (folder / page.address).write_text(html, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    build(Path(sys.argv[1]), sys.argv[2:])

@@ -79,7 +79,7 @@ class Site:
             page.title = page.file.relative_to(self.root).as_posix()
             page.body = f"<h1>{page.title}</h1>{code(page.file.read_text(encoding='utf-8'))}"
             return
-        cells = self._cells(page)
+        cells = self.cells(page)
         text = "\n\n".join(
             cell.source if cell.cell_type == "markdown" else f"<!--cell {number}-->"
             for number, cell in enumerate(cells)
@@ -93,7 +93,7 @@ class Site:
         glyphs = {found[1]: found[0] for found in GLYPH.finditer(html)}  # each once, for all formulas
         page.body = f"<svg class='glyphs' aria-hidden='true'>{''.join(glyphs.values())}</svg>{GLYPH.sub('', html)}"
 
-    def _cells(self, page: Page) -> list[NotebookNode]:
+    def cells(self, page: Page) -> list[NotebookNode]:
         text = page.file.read_text(encoding="utf-8")
         if page.file.suffix == ".md":
             return [nbformat.v4.new_markdown_cell(text)]
@@ -156,7 +156,8 @@ class Site:
         html = str(output.data.get("text/html") or f"<pre>{escape(output.data.get('text/plain', ''))}</pre>")
         if PLOTLY in output.data:
             self.keep(name, output.data[PLOTLY])
-            return f'<div class="live" data-kind="chart" data-pack="{name}">{html}</div>'
+            record = script_json({"kind": "chart", "key": name})
+            return f'<div class="live"><script type="application/json">{record}</script>{html}</div>'
         return html
 
     def _image(self, found: re.Match[str]) -> str:
@@ -222,4 +223,4 @@ def _outline(page: Page, tokens: list[Token]) -> None:
 
 
 def script_json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":")).replace("</", "<\\/")
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
