@@ -34,7 +34,7 @@ ROOT = HERE.parents[1]
 COURSE = "Training large models on many workers"
 WIDGETS = ROOT / "course_lib" / "classroom" / "widgets"
 PARTS = ("slider", "switch", "options", "order", "sentences", "player")
-STYLES = (*(WIDGETS / f"{name}.css" for name in ("player", "running", "controls")), HERE / "site.css")
+STYLES = (*(WIDGETS / f"{name}.css" for name in ("player", "running", "controls")), HERE / "net.css", HERE / "site.css")
 CACHE = ROOT / ".course" / "site"
 TIPS = re.compile(r'<i aria-hidden="true"[^>]*></i>')
 MENU = {"lesson": "Lessons", "exercise": "Exercises", "scenario": "Scenarios", "more": "More"}

@@ -22,7 +22,7 @@ from course_lib.classroom.questions.catalog import pages
 
 TABLE = Path(lessons.__file__).parent / "site" / "net.md"
 ROW = re.compile(r"^\| (\w+) \| (.+?) \| (.+?) \| (\S+) \| (.+?) \|$", re.MULTILINE)
-ACROSS, DOWN = 5, 9.5  # ideas beside each other, at most; rem from one row to the next
+ACROSS, DOWN = 5, 10.0  # ideas beside each other, at most; rem from one row to the next
 NEXT = 3
 
 
@@ -108,15 +108,13 @@ def advise() -> None:
 
 
 def rows(found: Mapping[str, Idea]) -> list[list[Idea]]:
-    """The ideas from the ground up: each stands below all that it needs."""
+    """The ideas in rows, each below all that it needs, and then the scenarios."""
     depth: dict[str, int] = {}
     for name in TopologicalSorter({one.name: one.before for one in found.values()}).static_order():
         depth[name] = max((depth[one] + 1 for one in found[name].before), default=0)
-    levels = [
-        [one for one in found.values() if depth[one.name] == n and one.name[0] == kind]
-        for kind in "MS"
-        for n in range(len(found))
-    ]
+    ground = range(1 + max(depth.values()))
+    levels = [[one for one in found.values() if depth[one.name] == n and one.name[0] == "M"] for n in ground]
+    levels.append([one for one in found.values() if one.name[0] == "S"])
     return [level[at : at + ACROSS] for level in levels for at in range(0, len(level), ACROSS)]
 
 
