@@ -25,7 +25,7 @@ import jinja2
 import plotly
 
 from course_lib.figures.svg import ROOMY
-from lessons.site import net
+from lessons.site import moving, net
 from lessons.site.pages import Page, Site, script_json
 from lessons.site.widgets import Widget, widget
 
@@ -107,6 +107,7 @@ def commit() -> str:
 
 def build(folder: Path, names: list[str]) -> list[Page]:
     """Write the pages into a folder, the same to the byte as long as their sources are the same."""
+    moving.PICTURE.write_text(moving.draw(), encoding="utf-8")
     shutil.rmtree(folder / "packs", ignore_errors=True)
     (folder / "packs").mkdir(parents=True)
     site = Site(ROOT, folder, partial(pack, folder / "packs"))

@@ -161,6 +161,9 @@ def _short(question: str) -> str:
 class Map:
     """The map in a notebook, coloured by the journal."""
 
+    def __repr__(self) -> str:
+        return "\n".join(f"{one.name}: {one.title}" for one in ideas().values())
+
     def _repr_html_(self) -> str:
         style = TABLE.with_suffix(".css").read_text(encoding="utf-8")
         folder = {"S": "scenarios/"}

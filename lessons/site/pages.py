@@ -89,6 +89,7 @@ class Site:
         self._link(page, tokens)
         html = parser.renderer.render(tokens, parser.options, {})
         _outline(page, tokens)
+        html = html.replace("<table>", '<table tabindex="0">')  # it scrolls on a phone
         html = HERE.sub(lambda found: self._cell(page, int(found[1]), cells[int(found[1])]), html)
         glyphs = {found[1]: found[0] for found in GLYPH.finditer(html)}  # each once, for all formulas
         page.body = f"<svg class='glyphs' aria-hidden='true'>{''.join(glyphs.values())}</svg>{GLYPH.sub('', html)}"
@@ -181,12 +182,13 @@ def pages(root: Path) -> Iterator[Page]:
 
 def markdown() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": True}).enable("table")
-    parser.use(dollarmath_plugin, renderer=_formula).use(anchors_plugin, max_level=3, slug_func=_address)
-    parser.add_render_rule("fence", lambda self, tokens, place, *_: code(tokens[place].content))
+    parser.use(dollarmath_plugin, renderer=_formula).use(anchors_plugin, max_level=3, slug_func=address_of)
+    for block in ("fence", "code_block"):
+        parser.add_render_rule(block, lambda self, tokens, place, *_: code(tokens[place].content))
     return parser
 
 
-def _address(heading: str) -> str:
+def address_of(heading: str) -> str:
     """The address of a heading, which stays when sections are numbered anew."""
     return re.sub(r"[^\w]+", "-", re.sub(r"^\d+\.\s", "", heading).lower()).strip("-")
 
