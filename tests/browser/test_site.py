@@ -172,10 +172,10 @@ def test_numbers_are_judged_as_the_course_does(page: Page, folder: Path, name: s
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everybody_can_use_it_on_any_screen(page: Page, folder: Path, scheme: Any) -> None:
+def test_everybody_can_use_it_on_any_screen(page: Page, served: str, scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme)
     for name in ("index.html", LESSON):
-        page.goto(f"{folder.as_uri()}/{name}")
+        page.goto(f"{served}/{name}")
         for one in page.locator(".live").all():
             one.scroll_into_view_if_needed()
         assert Axe().run(page).response["violations"] == []
