@@ -56,19 +56,19 @@ def beside_pinned(seconds: float, pinned: float) -> str:
 
 
 class View(NamedTuple):
-    """The view of one setting: sentences under the controls, and pictures beside them and below.
+    """The view of one setting: sentences under the controls, a picture beside them and maybe one below.
 
     left: the number of views to come.
     """
 
     sentences: str
     beside: Picture
-    below: Picture
+    below: Picture | None = None
     left: int = 0
 
     @property
-    def pictures(self) -> tuple[Picture, Picture]:
-        return self.beside, self.below
+    def pictures(self) -> list[Picture]:
+        return [picture for picture in (self.beside, self.below) if picture]
 
 
 class Runs(dict[Any, Any]):
@@ -156,9 +156,10 @@ class Explorer:
             self._fail(f"{self.view.sentences if self.view else ''} Stopped. {AGAIN}".strip())
 
     def _open_player(self) -> None:
-        """Open a player for the first run in the pictures, in place of the picture below."""
-        self.below.layout.display = "none"
-        self._stage.children = [Player(self._timelines[0])]
+        """Open a player: of the picture that moves, or of the first run, in place of the picture below."""
+        clocked = [picture for picture in self._pictures if picture.clock]
+        self.below.layout.display = None if clocked else "none"
+        self._stage.children = [Player(clocked[0], is_shown=False) if clocked else Player(self._timelines[0])]
 
     def _pin_or_unpin(self) -> None:
         """Pin the first run in the pictures, to compare others with it; or unpin it."""
@@ -174,8 +175,11 @@ class Explorer:
 
     @property
     def _timelines(self) -> list[Timeline]:
-        pictures = self.view.pictures if self.view else ()
-        return [panel.timeline for picture in pictures for panel in picture.timelines]
+        return [panel.timeline for picture in self._pictures for panel in picture.timelines]
+
+    @property
+    def _pictures(self) -> list[Picture]:
+        return self.view.pictures if self.view else []
 
     def _move(self) -> None:
         self.running.begin("Running", self._seconds["first"])
@@ -240,17 +244,17 @@ class Explorer:
         if self._pinned and self._timelines:
             view = self._with_pinned(view, *self._pinned)
         self.sentences.value = said(view.sentences)
-        self.play.label = "Play" if self._timelines else ""
-        self.pin.label = self.play.label and ("Unpin" if self._pinned else "Pin")
-        for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=True)):
+        self.pin.label = ("Unpin" if self._pinned else "Pin") if self._timelines else ""
+        self.play.label = "Play" if self._timelines or any(picture.clock for picture in view.pictures) else ""
+        for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=False)):
             # The same ids each time, so that an unchanged picture is not sent again.
             place.value = f"<div style='line-height:1.4'>{picture.inline(f'{self._key}-{number}')}</div>"
 
     def _with_pinned(self, view: View, pinned: Timeline, setting: str) -> View:
         """The view with the pinned run beside it, and a sentence that compares their times."""
         difference = beside_pinned(self._timelines[0].makespan, pinned.makespan)
-        beside, below = (one.beside(pinned) if one.beside else one for one in view.pictures)
-        return View(f"{view.sentences} {difference} ({setting}).", beside, below)
+        drawn = (one.beside(pinned) if one.beside else one for one in view.pictures)
+        return View(f"{view.sentences} {difference} ({setting}).", *drawn)
 
     def _arrange(self, above: int, below: int) -> Any:
         self.play.layout.order = self.pin.layout.order = "-1"  # shown first, though Stop comes first with the Tab key

@@ -30,8 +30,8 @@ function made(name, properties = {}) {
 }
 
 // Where something begins or ends, from the left; of what lies close together the last.
-function events({ left, width, bars }) {
-  const all = bars.flatMap(bar => [bar.x, bar.x + bar.width]).sort((a, b) => a - b);
+function events({ left, width, bars, says = [] }) {
+  const all = [...bars.flatMap(bar => [bar.x, bar.x + bar.width]), ...says.map(([x]) => x)].sort((a, b) => a - b);
   const apart = all.filter((x, i) => i === all.length - 1 || all[i + 1] - x > NEAR);
   return [left, ...apart.filter(x => x > left + NEAR && x < left + width - NEAR), left + width];
 }
@@ -63,8 +63,10 @@ function middle({ rows, row }, rank) {
   return rows[rank] + row.bar / 2;
 }
 
+// All that is handed on by micro-batches; without any, what the trace has.
 function messagesAmong(bars) {
-  return bars.filter(bar => bar.isMessage).map(bar => ({ ...bar, source: bar.peer, target: bar.rank }));
+  const ways = microBatches(bars).flatMap(one => waysOf(one, bars));
+  return ways.length ? ways : bars.filter(bar => bar.isMessage).map(bar => ({ ...bar, source: bar.peer, target: bar.rank }));
 }
 
 // From where each result of a micro-batch was computed and sent to where another rank needed it. Where several ranks
@@ -116,7 +118,7 @@ function flights(places) {
     const y = from + (to - from) * Math.min(1, (x - message.x) / message.width);
     const path = { x1: message.x, y1: from, x2: message.x + message.width, y2: to };
     const text = drawn("text", { x: x + 9, y: y + 4, fill: "currentColor", "stroke-width": 4, "paint-order": "stroke" });
-    text.textContent = size(message.bytes);
+    text.textContent = message.bytes ? size(message.bytes) : "";
     return [
       drawn("line", { ...path, "stroke-width": 5 }),
       drawn("line", { ...path, stroke: COLOR, "stroke-width": 2 }),
@@ -176,7 +178,7 @@ function veil({ bars, left, width, rows, row }) {
 }
 
 // What every rank does at x, in words. It is read aloud where nothing moves.
-function words({ bars, rows, held, left, width, length, unit }) {
+function words({ bars, rows, held, left, width, length, unit, says = [] }) {
   const line = made("p", { className: "course-doing" });
   line.setAttribute("aria-atomic", "true");
   const ofRank = rows.map((_, rank) => bars.filter(bar => bar.rank === rank && !bar.isBackground));
@@ -189,7 +191,8 @@ function words({ bars, rows, held, left, width, length, unit }) {
       const holding = held[rank].length > 1 ? ` (holds ${counted(count)})` : "";
       return part("span", `rank ${rank}: ${doing(bars, x)}${holding}. `);
     });
-    line.replaceChildren(part("b", `At ${when(x)}: `), ...ranks);
+    const now = says.findLast(([start]) => start <= x + EXACT)?.[1] ?? "";
+    line.replaceChildren(part("b", `At ${when(x)}: `), ...(says.length ? [part("span", now)] : ranks));
   };
   return { line, say, when };
 }
@@ -200,7 +203,7 @@ function under(event, svg) {
 }
 
 // What follows the time in the pictures around: data-when says in which shares of it something is seen, data-fly how
-// many pixels it goes down meanwhile.
+// many pixels it goes right and down meanwhile.
 function followers({ left, width }, el) {
   const all = () => [...(el.closest(".course-live") ?? el).querySelectorAll("[data-when]")];
   const look = (part, now) => {
@@ -211,7 +214,7 @@ function followers({ left, width }, el) {
     part.classList.toggle("course-off", !isOn);
     if (!isOn || !part.dataset.fly) return;
     const share = (now - times[at]) / (times[at + 1] - times[at]);
-    part.setAttribute("transform", `translate(0,${part.dataset.fly * share})`);
+    part.setAttribute("transform", `translate(${part.dataset.fly.split(" ").map(pixels => pixels * share)})`);
   };
   const move = x => all().forEach(part => look(part, (x - left) / (width || 1)));
   const rest = () => all().forEach(part => part.classList.remove("course-on", "course-off"));
@@ -283,26 +286,28 @@ function clock(places, marks, seek) {
   return { start, halt, isPlaying: () => isPlaying };
 }
 
+const layers = [veil, arrows, cursor, flights, boxes];
+
 function render({ model, el }) {
   const picture = document.createElement("div");
   picture.innerHTML = model.get("picture");
   const svg = picture.querySelector("svg");
-  const places = { ...model.get("places"), sheet: Number(svg.getAttribute("width")) };
+  const places = { ...model.get("places"), sheet: Number(svg?.getAttribute("width")) };
   const marks = events(places);
   const end = places.left + places.width;
   let x = places.left;
 
-  const height = svg.getAttribute("height");
   const over = drawn("g", { class: "course-over" });
-  const [line, sent, full, shade, way] = [cursor, flights, boxes, veil, arrows].map(part => part(places));
-  if (full.group.childElementCount) {
+  const around = followers(places, el);
+  const [shade, way, line, sent, full] = places.rows.length ? layers.map(part => part(places)) : [];
+  const moving = [line, sent, full, around].filter(Boolean);
+  if (full?.group.childElementCount) {
     const width = places.sheet + places.beside;
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.setAttribute("viewBox", `0 0 ${width} ${svg.getAttribute("height")}`);
     svg.style.width = `calc(${width} * var(--course-pixel))`;
   }
-  const around = followers(places, el);
-  over.append(shade.group, way.group, line.group, sent.group, full.group);
-  svg.append(over);
+  if (line) over.append(...[shade, way, line, sent, full].map(layer => layer.group));
+  svg?.append(over);
 
   const text = words(places);
   const button = made("button", { textContent: "Play" });
@@ -312,7 +317,7 @@ function render({ model, el }) {
     button.textContent = time.isPlaying() ? "Pause" : "Play";
     slider.value = x;
     slider.setAttribute("aria-valuetext", text.when(x));
-    for (const part of [line, sent, full, around]) part.move(x);
+    for (const part of moving) part.move(x);
     text.say(x, time.isPlaying());
   };
   const seek = to => {
@@ -345,14 +350,16 @@ function render({ model, el }) {
   };
   button.addEventListener("click", toggle);
   slider.addEventListener("input", () => go(Number(slider.value)));
-  svg.addEventListener("click", event => {
-    const { x } = under(event, svg);
-    if (places.left <= x && x <= end) go(x);
-  });
+  if (line) {
+    svg.addEventListener("click", event => {
+      const { x } = under(event, svg);
+      if (places.left <= x && x <= end) go(x);
+    });
+  }
 
   const controls = document.createElement("div");
   controls.className = "course-controls";
-  controls.append(button, slider, chooser(places, svg, shade.light, way.point));
+  controls.append(button, slider, ...(line ? [chooser(places, svg, shade.light, way.point)] : []));
   controls.addEventListener("keydown", event => {
     const isNative = event.target.tagName === "SELECT" || (event.key === " " && event.target === button);
     if (isNative || event.altKey || event.ctrlKey || event.metaKey || !keys[event.key]) return;
@@ -364,8 +371,8 @@ function render({ model, el }) {
   begins = requestAnimationFrame(() => (el.closest(".course-live") ? toggle() : show()));
   el.classList.add("course-player");
   el.setAttribute("role", "group");
-  el.setAttribute("aria-label", "Player of a timeline");
-  svg.after(controls, text.line);
+  el.setAttribute("aria-label", line ? "Player of a timeline" : "Player of a picture");
+  svg ? svg.after(controls, text.line) : picture.append(controls, text.line);
   el.append(picture);
   requestAnimationFrame(() => el.closest(".course-live")?.scrollIntoView({ block: "nearest" }));
   return () => {
