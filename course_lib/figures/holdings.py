@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.figures.axis import data_size
+from course_lib.figures.axis import data_size, listed
 from course_lib.figures.costs import MEMORY_PARTS
 from course_lib.figures.devices import draw_device
 from course_lib.figures.frame import begin
@@ -195,6 +195,6 @@ def _draw_flight(
 def _summary(timeline: Timeline, moments: Sequence[Sequence[Moment]], whole: int) -> str:
     before, peak = moments[0][-2].held, max(one.total for one in moments[0])
     shared = [MEMORY_PARTS[kind].label for kind, size in KINDS.items() if getattr(before, kind) < SHARED * size * whole]
-    what = f"only its shard of {' and '.join(shared)}" if shared else "everything, like all others"
+    what = f"only its shard of {listed(shared)}" if shared else "everything, like all others"
     who = f"{len(moments)} ranks, {timeline.origin}"
     return f"{who}: each holds {what}; {data_size(before.total)} before the update, and {data_size(peak)} at most."

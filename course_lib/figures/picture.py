@@ -54,7 +54,7 @@ class Picture:
     rows: the numbers behind the picture, one dictionary of column to value for each row.
     chart: its data, if plotly can draw it, too.
     clock: its time, if it moves.
-    timelines: the drawn ones, with their places.  beside: draws it again, with another one below, small.
+    timelines: the drawn ones, with their places.  over: draws it again over another one, thin.
     """
 
     sheet: Sheet
@@ -63,7 +63,7 @@ class Picture:
     chart: Chart | None = None
     clock: Clock | None = None
     timelines: Sequence[TimelinePanel] = ()
-    beside: Callable[[Timeline], Picture] | None = None
+    over: Callable[..., Picture] | None = None
 
     @classmethod
     def of(cls, chart: Chart, summary: str, rows: Sequence[Row]) -> Picture:

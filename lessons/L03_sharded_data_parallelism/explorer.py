@@ -30,6 +30,7 @@ from lessons.L03_sharded_data_parallelism.runs import STAGES, shard
 
 DEVICE, PER_NODE = "A100-80GB", 8
 DEVICES = (8, 16, 32, 64, 128, 256, 512)
+USUAL_BYTES, USUAL_SECONDS = 100 * 2**30, 2.0  # on the axes
 SAMPLES = 2  # of each device, as one micro-batch
 AGAIN = {"none": "nothing", "selective": "what is cheap", "full": "every layer"}  # by the plan's recomputation
 
@@ -66,8 +67,8 @@ def draw(model: str, devices: int, stage: int, recompute: str) -> View:
     name, one = STAGES[stage], times[STAGES[stage]]
     return View(
         describe(model, devices, stage, recompute, one),
-        memory_by_part({name: one.memory}, one.capacity, HALF, f"Does {model} fit with {name}?"),
-        step_time_by_part(times, WIDTH, f"A step on {devices} devices, if it fits"),
+        memory_by_part({name: one.memory}, one.capacity, HALF, f"Does {model} fit with {name}?", USUAL_BYTES),
+        step_time_by_part(times, WIDTH, f"A step on {devices} devices, if it fits", USUAL_SECONDS),
     )
 
 

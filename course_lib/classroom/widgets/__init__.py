@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from course_lib.timeline import Timeline
 
 
-def play(what: Timeline | Picture, title: str | None = None) -> Player:
-    """A player of a timeline or of a picture that moves: space starts and stops it, arrows go from event to event."""
+def play(what: Timeline | Picture, title: str | None = None, follow: int | None = None) -> Player:
+    """A player of a timeline or of a picture that moves: space starts and stops it, arrows go from event to event.
+
+    follow: a micro-batch to light up from the start; then it begins to play by itself.
+    """
     from course_lib.classroom.widgets.player import Player
 
-    return Player(what, title)
+    return Player(what, title, follow)

@@ -107,6 +107,7 @@ class Explorer:
         self.running, self._stage = Running(), widgets.VBox()
         self.play, self.pin = Button(self._open_player), Button(self._pin_or_unpin)
         self._pinned: tuple[Timeline, str] | None = None  # their setting
+        self._before: Timeline | None = None  # the run of the last setting
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
         self._seconds = {"first": 0.0, "next": 0.0}  # seconds that the last such view took
@@ -133,6 +134,7 @@ class Explorer:
             return
         self._box.add_class("course-old")
         self._close_player()
+        self._before = next(iter(self._timelines), None)
         if self._try(self._move):
             self.running.end()
             self._plan(PAUSE)
@@ -241,8 +243,8 @@ class Explorer:
     def _draw(self, view: View) -> None:
         self.view, self._shown = view, [control.value for control in self.controls]
         self._box.remove_class("course-old")
-        if self._pinned and self._timelines:
-            view = self._with_pinned(view, *self._pinned)
+        if self._timelines:
+            view = self._with_ghost(view, *self._pinned) if self._pinned else self._with_ghost(view, self._before)
         self.sentences.value = said(view.sentences)
         self.pin.label = ("Unpin" if self._pinned else "Pin") if self._timelines else ""
         self.play.label = "Play" if self._timelines or any(picture.clock for picture in view.pictures) else ""
@@ -250,11 +252,13 @@ class Explorer:
             # The same ids each time, so that an unchanged picture is not sent again.
             place.value = f"<div style='line-height:1.4'>{picture.inline(f'{self._key}-{number}')}</div>"
 
-    def _with_pinned(self, view: View, pinned: Timeline, setting: str) -> View:
-        """The view with the pinned run beside it, and a sentence that compares their times."""
-        difference = beside_pinned(self._timelines[0].makespan, pinned.makespan)
-        drawn = (one.beside(pinned) if one.beside else one for one in view.pictures)
-        return View(f"{view.sentences} {difference} ({setting}).", *drawn)
+    def _with_ghost(self, view: View, ghost: Timeline | None, setting: str = "") -> View:
+        """The view over another run: the pinned one, with a sentence that compares their times, or the one before."""
+        name, text = "pinned" if setting else "before", view.sentences
+        if ghost and setting:
+            text += f" {beside_pinned(self._timelines[0].makespan, ghost.makespan)} ({setting})."
+        drawn = (one.over(ghost=ghost, ghost_name=name) if one.over and ghost else one for one in view.pictures)
+        return View(text, *drawn)
 
     def _arrange(self, above: int, below: int) -> Any:
         self.play.layout.order = self.pin.layout.order = "-1"  # shown first, though Stop comes first with the Tab key

@@ -222,7 +222,7 @@ function followers({ left, width }, el) {
 }
 
 // What to light up, by its name or by the mouse: a micro-batch with its arrows, a message, or all messages.
-function chooser({ bars }, svg, light, point) {
+function chooser({ bars, follow }, svg, light, point) {
   const messages = messagesAmong(bars);
   const label = document.createElement("label");
   const select = made("select");
@@ -232,6 +232,7 @@ function chooser({ bars }, svg, light, point) {
   if (messages.length) select.append(option("all messages", "messages"));
   label.append("Light up ", select);
   label.hidden = select.length === 1;
+  select.value = follow ?? "";
   const show = (microBatch, some) => {
     light(microBatch);
     point(microBatch === null ? some : waysOf(microBatch, bars));
@@ -249,6 +250,7 @@ function chooser({ bars }, svg, light, point) {
     bar ? show(bar.microBatch, received(bar)) : showChosen();
   });
   svg.addEventListener("pointerleave", showChosen);
+  showChosen();
   return label;
 }
 
@@ -368,7 +370,7 @@ function render({ model, el }) {
   });
   show();
   // By then it stands on the page, among the pictures around it. In an explorer somebody has just pressed Play.
-  begins = requestAnimationFrame(() => (el.closest(".course-live") ? toggle() : show()));
+  begins = requestAnimationFrame(() => (el.closest(".course-live") || "follow" in places ? toggle() : show()));
   el.classList.add("course-player");
   el.setAttribute("role", "group");
   el.setAttribute("aria-label", line ? "Player of a timeline" : "Player of a picture");

@@ -47,12 +47,15 @@ class Player(anywidget.AnyWidget):
     picture = traitlets.Unicode().tag(sync=True)
     places = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, what: Timeline | Picture, title: str | None = None, is_shown: bool = True) -> None:
-        """what: to be played.  is_shown: whether the picture is not on the page yet."""
+    def __init__(
+        self, what: Timeline | Picture, title: str | None = None, follow: int | None = None, is_shown: bool = True
+    ) -> None:
+        """what: to be played.  follow: see `play`.  is_shown: whether the picture is not on the page yet."""
         if isinstance(what, Timeline):
             is_held = any(one.most for one in held_activations(what))
             what = gantt(what, width=WIDTH - BESIDE * is_held, title=title)
-        super().__init__(picture=what.inline() * is_shown, places=places(what))
+        follows = {} if follow is None else {"follow": follow}
+        super().__init__(picture=what.inline() * is_shown, places=places(what) | follows)
         self._still = what
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
