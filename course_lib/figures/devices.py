@@ -5,10 +5,11 @@ from __future__ import annotations
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet
 
 
-def draw_device(sheet: Sheet, x: float, y: float, width: float, height: float, rank: int, **look: object) -> None:
-    """A rank: a rounded box with its name above."""
-    sheet.box(x, y, width, height, **{"rx": 4, "fill": BACKGROUND, "stroke": "currentColor", "stroke_width": 1.5, **look})
-    sheet.text(x + width / 2, y - 4, f"rank {rank}", text_anchor="middle", font_size=11, font_weight="bold", **HALO)
+def draw_device(sheet: Sheet, x: float, y: float, width: float, height: float, rank: int, is_small: bool = False) -> None:
+    """A rank: a rounded box with its name above, or with its number in it."""
+    sheet.box(x, y, width, height, rx=4, fill=BACKGROUND, stroke="currentColor", stroke_width=1.5)
+    name, down = (rank, height / 2 + 4) if is_small else (f"rank {rank}", -4)
+    sheet.text(x + width / 2, y + down, name, text_anchor="middle", font_size=11, font_weight="bold", **HALO)
 
 
 def draw_machine(sheet: Sheet, x: float, y: float, width: float, height: float, number: int) -> None:

@@ -54,6 +54,7 @@ class Picture:
     rows: the numbers behind the picture, one dictionary of column to value for each row.
     chart: its data, if plotly can draw it, too.
     clock: its time, if it moves.
+    lights: names of what can be lit up in it.
     timelines: the drawn ones, with their places.  over: draws it again over another one, thin.
     """
 
@@ -62,6 +63,7 @@ class Picture:
     rows: Sequence[Row]
     chart: Chart | None = None
     clock: Clock | None = None
+    lights: Sequence[str] = ()
     timelines: Sequence[TimelinePanel] = ()
     over: Callable[..., Picture] | None = None
 

@@ -160,8 +160,9 @@ class Explorer:
     def _open_player(self) -> None:
         """Open a player: of the picture that moves, or of the first run, in place of the picture below."""
         clocked = [picture for picture in self._pictures if picture.clock]
-        self.below.layout.display = None if clocked else "none"
-        self._stage.children = [Player(clocked[0], is_shown=False) if clocked else Player(self._timelines[0])]
+        self.below.layout.display = "none" if self._timelines else None
+        runs = self._timelines
+        self._stage.children = [Player(runs[0]) if runs else Player(clocked[0], is_shown=False)]
 
     def _pin_or_unpin(self) -> None:
         """Pin the first run in the pictures, to compare others with it; or unpin it."""

@@ -254,6 +254,29 @@ function chooser({ bars, follow }, svg, light, point) {
   return label;
 }
 
+// What to light up in a picture without rows, by its name or by a click on it; all that fades does.
+function picker({ lights = [] }, svg) {
+  const label = document.createElement("label");
+  const select = made("select");
+  const option = name => Object.assign(document.createElement("option"), { textContent: name || "nothing", value: name });
+  select.append(...["", ...lights].map(option));
+  label.append("Light up ", select);
+  label.hidden = !lights.length || !svg;
+  const show = () => {
+    for (const part of svg.querySelectorAll("[data-light]")) {
+      part.setAttribute("visibility", part.dataset.light === select.value ? "visible" : "hidden");
+    }
+    svg.classList.toggle("course-chosen", select.value !== "");
+  };
+  select.addEventListener("change", show);
+  svg?.addEventListener("click", event => {
+    const name = event.target.closest("[data-name]")?.dataset.name ?? "";
+    select.value = name === select.value ? "" : name;
+    show();
+  });
+  return label;
+}
+
 // Moves x to the right: evenly, or where nothing may move from event to event.
 function clock(places, marks, seek) {
   const still = matchMedia("(prefers-reduced-motion: reduce)");
@@ -361,7 +384,7 @@ function render({ model, el }) {
 
   const controls = document.createElement("div");
   controls.className = "course-controls";
-  controls.append(button, slider, ...(line ? [chooser(places, svg, shade.light, way.point)] : []));
+  controls.append(button, slider, line ? chooser(places, svg, shade.light, way.point) : picker(places, svg));
   controls.addEventListener("keydown", event => {
     const isNative = event.target.tagName === "SELECT" || (event.key === " " && event.target === button);
     if (isNative || event.altKey || event.ctrlKey || event.metaKey || !keys[event.key]) return;

@@ -68,7 +68,7 @@ class Player(anywidget.AnyWidget):
 def places(picture: Picture) -> dict[str, Any]:
     """The rows, bars and messages of a picture's first timeline, with their positions in pixels."""
     if picture.clock:
-        return _places_in_time(*picture.clock)
+        return {"lights": list(picture.lights), **_places_in_time(*picture.clock)}
     (panel, *_) = picture.timelines
     timeline, scale = panel.timeline, panel.scale
     held = held_activations(timeline)
