@@ -5,7 +5,9 @@ from __future__ import annotations
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet
 
 
-def draw_device(sheet: Sheet, x: float, y: float, width: float, height: float, rank: int, is_small: bool = False) -> None:
+def draw_device(
+    sheet: Sheet, x: float, y: float, width: float, height: float, rank: int, is_small: bool = False
+) -> None:
     """A rank: a rounded box with its name above, or with its number in it."""
     sheet.box(x, y, width, height, rx=4, fill=BACKGROUND, stroke="currentColor", stroke_width=1.5)
     name, down = (rank, height / 2 + 4) if is_small else (f"rank {rank}", -4)

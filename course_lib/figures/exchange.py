@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from course_lib.figures.axis import counted, data_size, listed
 from course_lib.figures.devices import draw_device, draw_machine
-from course_lib.figures.frame import MARGIN, begin
-from course_lib.figures.lanes import began
+from course_lib.figures.frame import begin
+from course_lib.figures.lanes import began, share_of
 from course_lib.figures.palette import INK, RANKS
 from course_lib.figures.picture import Clock, Picture, table
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, moving
@@ -86,7 +86,7 @@ def exchange(
     _draw_sent(sheet, circle, timeline)
     seen = defaultdict(list)
     for one in sums:
-        seen[one[:4]].append(_shares(timeline, one.start, one.end))
+        seen[one[:4]].append(share_of(timeline, one.start, one.end))
     for (source, target, piece, members), periods in sorted(seen.items(), key=lambda one: one[0][0] != one[0][1]):
         (x, y), (to_x, to_y) = circle.slot(source, piece), circle.slot(target, piece)
         flies = {} if source == target else {"data_fly": f"{to_x - x:.1f} {to_y - y:.1f}"}
@@ -97,11 +97,6 @@ def exchange(
     moved = [one for one in sums if one.source != one.target]
     rows = ((1e3 * (one.end - zero), *one[:3], listed([str(rank) for rank in one.members])) for one in moved)
     return Picture(sheet, _summary(timeline, sums), table(COLUMNS, rows), clock=Clock.of(timeline, _says(sums)))
-
-
-def _shares(timeline: Timeline, *times: float) -> tuple[float, float]:
-    start, end = ((when - began(timeline)) / timeline.makespan for when in times)
-    return start, end
 
 
 def _draw_devices(sheet: Sheet, circle: _Circle, sums: Sequence[Sum], per_machine: int | None) -> None:
@@ -130,7 +125,9 @@ def _draw_sent(sheet: Sheet, circle: _Circle, timeline: Timeline) -> None:
         times = [began(timeline), *dict(sent), math.inf]
         for start, end in pairwise(times):
             text = f"sent {data_size(sum(count for when, count in sent if when <= start))}"
-            with sheet.group(**moving([_shares(timeline, start, end)], HALF), text_anchor="middle", font_size=11, **HALO):
+            with sheet.group(
+                **moving([share_of(timeline, start, end)], HALF), text_anchor="middle", font_size=11, **HALO
+            ):
                 sheet.text(x, y + height / 2 + 13, text)
 
 

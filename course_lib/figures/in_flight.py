@@ -61,9 +61,7 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
     return [(0.0, 0.0), *((when, round(count, 6)) for (when, _), count in zip(changes, counts, strict=True))]
 
 
-def in_flight(
-    timeline: Timeline, width: int = 800, title: str | None = None, usual: float = 0.0
-) -> Picture:
+def in_flight(timeline: Timeline, width: int = 800, title: str | None = None, usual: float = 0.0) -> Picture:
     """Draw what each rank holds over time, the whole minibatch as high as a row.
 
     usual: seconds on the axis of time, see `gantt`.

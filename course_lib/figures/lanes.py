@@ -14,6 +14,11 @@ def began(timeline: Timeline) -> float:
     return min((span.start for span in timeline.spans), default=0.0)
 
 
+def share_of(timeline: Timeline, start: float, end: float) -> tuple[float, float]:
+    """Two moments as shares of the timeline."""
+    return (start - began(timeline)) / timeline.makespan, (end - began(timeline)) / timeline.makespan
+
+
 class Scale(NamedTuple):
     left: float
     right: float

@@ -84,7 +84,9 @@ def mesh_map(
     sheet.height = _draw_table(sheet, sent, predicted, layout.bottom)
     clock = Clock.of(step.timeline, _says(step)) if step.transfers else None
     lights = [f"rank {rank}" for rank in range(ranks)]
-    return Picture(sheet, _summary(mesh, sent, predicted, origin), table(COLUMNS, _rows(sent)), clock=clock, lights=lights)
+    return Picture(
+        sheet, _summary(mesh, sent, predicted, origin), table(COLUMNS, _rows(sent)), clock=clock, lights=lights
+    )
 
 
 class _MeshLayout(NamedTuple):
@@ -135,18 +137,14 @@ def _draw_machines(sheet: Sheet, layout: _MeshLayout, per_machine: int) -> None:
         draw_machine(sheet, left - edge, top - 32, right - left + 2 * edge, bottom - top + 60, number)
 
 
-def _draw_line(
-    sheet: Sheet, layout: _MeshLayout, most: int, axis: str, pair: tuple[int, int], count: int
-) -> None:
+def _draw_line(sheet: Sheet, layout: _MeshLayout, most: int, axis: str, pair: tuple[int, int], count: int) -> None:
     tip = f"{NAMES[axis]}: {count:,} bytes between rank {pair[0]} and rank {pair[1]}, both ways"
     look = {"stroke": LOOKS[axis].color, "stroke_dasharray": LOOKS[axis].dash or "none"}
     width = THIN + (WIDE - THIN) * count / most
     sheet.path(layout.curve(axis, *pair)[0], tip, stroke_width=width, fill="none", **look)
 
 
-def _draw_bytes(
-    sheet: Sheet, layout: _MeshLayout, axis: str, pair: tuple[int, int], rank: int, count: int
-) -> None:
+def _draw_bytes(sheet: Sheet, layout: _MeshLayout, axis: str, pair: tuple[int, int], rank: int, count: int) -> None:
     """Write the bytes of a line nearer to the other rank."""
     _, x, y = layout.curve(axis, *pair)
     other, _ = layout.place(pair[0] if rank == pair[1] else pair[1])

@@ -182,30 +182,3 @@ def test_sharded_data_parallelism(lab: Any) -> None:
     drag(explorer, "recompute", 1.0)
     explorer.get_by_text("computing again").first.wait_for(timeout=MOVE)
     assert fits_one_screen(explorer) == high
-
-
-def test_a_figure_stays_when_the_theme_changes(lab: Any) -> None:
-    """A figure just run keeps its height, which plotly's own resizing would take away."""
-    cost = "from course_lib.figures import collective_times\ncollective_times({'a': {'b': {1: 1.0, 2: 2.0}}})"
-    lab.write("figure.ipynb", cost)
-    notebook = lab.open("figure.ipynb")
-    notebook.run_all(RUN)
-    figure = notebook.page.locator(".js-plotly-plot")
-    before = settled(figure)
-    assert before["height"] > 200
-    notebook.page.emulate_media(color_scheme="dark")
-    notebook.page.locator("body[data-jp-theme-light=false]").wait_for(state="attached")
-    notebook.page.wait_for_timeout(2000)  # only after a while is it certain that it stays
-    after = figure.bounding_box()
-    notebook.page.emulate_media(color_scheme="light")
-    assert after == before
-
-
-def settled(figure: Locator) -> Any:
-    """The place of a figure, once it no longer grows."""
-    expect(figure.locator(".nsewdrag").first).to_be_visible(timeout=MOVE)
-    boxes = [figure.bounding_box()]
-    while len(boxes) < 2 or boxes[-1] != boxes[-2]:
-        figure.page.wait_for_timeout(500)
-        boxes.append(figure.bounding_box())
-    return boxes[-1]

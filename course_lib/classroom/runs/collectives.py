@@ -24,7 +24,6 @@ from course_lib.ranks import Link, Pace, launch
 from course_lib.timeline import RECEIVING, Timeline
 
 
-
 def _in_machines(tensor: Tensor) -> Tensor:
     """An all-reduce in two machines, or in one if the ranks cannot be halved."""
     size = dist.get_world_size()

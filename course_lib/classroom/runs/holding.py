@@ -10,20 +10,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from course_lib import data
 from course_lib.classroom.runs.steps import after_barrier
-from course_lib.classroom.runs.training import shares
+from course_lib.classroom.runs.training import shares, train
 from course_lib.figures.holdings import Moment
 from course_lib.instruments.ledger import Ledger
-from course_lib.instruments.watch import tensors_in
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Link, Pace, launch
-from course_lib.timeline import Timeline, compute, now, progress
+from course_lib.timeline import Timeline, now, progress
 
 FOUR_LAYERS = GPTConfig(layers=4)
-PACE = Pace({"forward": 0.08, "backward": 0.16, "optimizer": 0.0}, Link(latency=0.0002, bandwidth=80e6))
+PACE = Pace({"forward": 0.0025, "backward": 0.005, "optimizer": 0.0}, Link(latency=0.0002, bandwidth=80e6))
 Setup = Callable[[nn.Module], tuple[nn.Module, Any, Callable[[], Any]]]
 
 
@@ -50,44 +49,38 @@ def _train(rank: int, setup: Setup, samples: int) -> list[Moment]:
     module, optimizer, finish = setup(model)
     moments: list[Moment] = []
     first, second = shares(rank, samples, 2)
-    _step(module, optimizer, finish, first, lambda what: None)
+    train(module, [first], data.answer_loss, optimizer, combine=finish)
     dist.barrier()
     with Ledger(model, getattr(optimizer, "inner", optimizer)) as ledger:
-        note = lambda what: moments.append(Moment(now(), what, ledger.now, _gathered(model)))  # noqa: E731
+
+        def note(what: str) -> None:
+            moments.append(Moment(now(), what, ledger.now, _gathered(model)))
+
+        def combine() -> None:
+            note("waits for gradients")
+            finish()
+            note("updates its weights")
+
         _follow(model, note)
         note("begins")
-        _step(module, optimizer, finish, second, note)
+        train(module, [second], data.answer_loss, optimizer, combine=combine)
         note("is done")
     return moments
 
 
-def _step(module: nn.Module, optimizer: Any, finish: Callable[[], Any], share: Any, note: Callable[[str], Any]) -> None:
-    (inputs, targets), work = share, 1 / dist.get_world_size()
-    with compute("forward", work=work):
-        loss = data.answer_loss(module(inputs), targets)
-    with compute("backward", work=work):
-        loss.backward()
-    note("waits for gradients")
-    finish()
-    note("updates its weights")
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def _follow(model: TinyGPT, note: Callable[[str], Any]) -> None:
+def _follow(model: TinyGPT, note: Callable[[str], object]) -> None:
     """Note when a block begins, forward and backward, and let the emulated clock know how far forward is."""
-    blocks = list(model.blocks)
-    for number, block in enumerate(blocks):
-        name = "the embedding" if block is blocks[0] else "the head" if block is blocks[-1] else f"layer {number}"
+    names = ["the embedding", *(f"layer {number}" for number in range(1, len(model.blocks) - 1)), "the head"]
+    for number, (block, name) in enumerate(zip(model.blocks, names, strict=True), 1):
         block.register_forward_pre_hook(lambda *_, name=name: note(f"computes {name}"))
-        block.register_forward_hook(partial(_has_computed, (number + 1) / len(blocks), name, note))
+        block.register_forward_hook(
+            partial(_has_computed, number / len(names), partial(note, f"computes {name} backward"))
+        )
 
 
-def _has_computed(share: float, name: str, note: Callable[[str], Any], _: Any, inputs: Any, outputs: Any) -> None:
+def _has_computed(share: float, back: Callable[[], object], _: Any, inputs: Any, output: Tensor) -> None:
     progress(share)
-    for tensor in tensors_in(outputs):
-        if tensor.requires_grad:
-            tensor.register_hook(lambda _: note(f"computes {name} backward"))
+    output.register_hook(lambda _: back())
 
 
 def _gathered(model: nn.Module) -> int:

@@ -27,6 +27,8 @@ def look(way: str, ranks: int) -> View:
     per_machine = ranks // 2 if way.startswith("hier") and ranks in TWO_MACHINES else None
     picture = exchange(timeline, sums, HALF, "Who has what?", per_machine)
     sent = max(sum(one.source == rank != one.target for one in sums) for rank in range(ranks))
-    words = f"{way.capitalize()}: {picture.summary} It takes {duration(timeline.makespan)}, and no rank sends more than "
+    words = (
+        f"{way.capitalize()}: {picture.summary} It takes {duration(timeline.makespan)}, and no rank sends more than "
+    )
     words += f"{counted(sent, 'piece')}. (A message takes 1 ms, and 1 ms for each piece in it.)"
     return View(words, picture)
