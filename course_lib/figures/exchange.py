@@ -18,12 +18,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from course_lib.figures.axis import counted, data_size, listed
-from course_lib.figures.devices import draw_device, draw_machine
 from course_lib.figures.frame import begin
 from course_lib.figures.lanes import began, share_of
 from course_lib.figures.palette import INK, RANKS
 from course_lib.figures.picture import Clock, Picture, table
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, moving
+from course_lib.figures.vocabulary import draw_device, draw_machine
 from course_lib.timeline import RECEIVING, Timeline
 
 RADIUS, PITCH, IN_A_ROW, ROUND = 8.5, 20.5, 4, 156.0  # pixels: of a pie, between two; pies; of the circle

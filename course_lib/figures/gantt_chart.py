@@ -61,7 +61,8 @@ def gantt(
     if ghost:
         _draw_ghost(sheet, panels[0], ghost)
     sheet.height = _draw_axis(sheet, scale, y) + 14 * bool(usual or ghost)
-    sheet.text(scale.right, y + 20, longer, text_anchor="end", font_size=11, font_weight="bold")
+    if longer:
+        sheet.text(scale.right, y + 20, longer, text_anchor="end", font_size=11, font_weight="bold")
     rows = [row for one in shown for row in rank_rows(one)]
     again = partial(gantt, timeline, compare, width, title, names, usual=usual)
     return Picture(sheet, summary(*shown), rows, timelines=panels, over=again)

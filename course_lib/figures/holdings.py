@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from course_lib.figures.axis import data_size, listed
 from course_lib.figures.costs import MEMORY_PARTS
-from course_lib.figures.devices import draw_device
 from course_lib.figures.frame import begin
 from course_lib.figures.lanes import began, share_of
 from course_lib.figures.palette import PAPER, STYLES
 from course_lib.figures.picture import Clock, Picture, table
 from course_lib.figures.svg import Sheet, moving
+from course_lib.figures.vocabulary import draw_device
 from course_lib.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ LEFT, GAP, ROW, BLOCK, HIGH = (
     18.0,
     154.0,
 )  # pixels: of names; between; of a row and block; of a device
-SHARED = 0.3  # a rank that holds less of a kind than this holds only its shard
+SHARED = 0.7  # a rank that holds less of a kind than this holds only its shard
 COLUMNS = "time (ms)", "rank", "does", *(f"{style.label} (bytes)" for style in PARTS.values())
 
 
@@ -156,7 +156,7 @@ def _draw_blocks(sheet: Sheet, places: _Places, rank: int, row: int, part: str, 
     """Draw shards of a part, each as full as it is; without a part, where they would be."""
     for shard, full in shards.items():
         x, y, width, height = places.block(rank, row, shard)
-        look = {} if part else {"stroke_opacity": 0.4, "stroke_dasharray": "2,2"}
+        look: Any = {} if part else {"stroke_opacity": 0.4, "stroke_dasharray": "2,2"}
         ink = sheet.fill(part, PARTS[part]) if part else "none"
         sheet.box(x, y, width * full, height, fill=ink, stroke="currentColor", stroke_width=0.7, **look)
         if not part:
@@ -191,7 +191,7 @@ def _draw_travel(sheet: Sheet, places: _Places, timeline: Timeline) -> None:
 
 def _shared(before: Moment, whole: int) -> list[str]:
     """The kinds of which a rank holds only its shard. before: its update."""
-    return [kind for kind, size in KINDS.items() if before.size(kind) < SHARED * size * whole]
+    return [kind for kind, size in KINDS.items() if before.size(kind) < size * whole * SHARED]
 
 
 def _summary(timeline: Timeline, moments: Sequence[Sequence[Moment]], whole: int) -> str:

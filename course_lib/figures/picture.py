@@ -94,7 +94,8 @@ class Picture:
         return (
             f'<div style="{ROOMY}"><div style="position:relative;display:inline-block">'
             f'<img src="data:image/svg+xml;base64,{data}" alt="{clean(self.summary)}" width="{self.sheet.width}"'
-            f' style="display:block;width:{scaled(self.sheet.width)};max-width:none;height:auto;color-scheme:light">{places}</div></div>'
+            f' style="display:block;width:{scaled(self.sheet.width)};max-width:none;height:auto;color-scheme:light">'
+            f"{places}</div></div>"
         )
 
     def _numbers(self, heading: str = "") -> str:

@@ -104,7 +104,8 @@ class Sheet:
         markup = (
             f'<svg xmlns="http://www.w3.org/2000/svg"{size} viewBox="0 0 {_short(self.width)} {_short(self.height)}"'
             f' style="color:{ink};{fit};height:auto" font-family="{FONT}" font-size="12" fill="currentColor"'
-            f' role="img" aria-label="{clean(label)}">{"" if themed else DARK}<defs>{"".join(self._patterns.values())}</defs>'
+            f' role="img" aria-label="{clean(label)}">{"" if themed else DARK}'
+            f"<defs>{''.join(self._patterns.values())}</defs>"
             f'<rect{size} rx="4" fill="{BACKGROUND}"/>{"".join(self._body)}</svg>'
         )
         if not tips:

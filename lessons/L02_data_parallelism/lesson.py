@@ -343,10 +343,10 @@ print(f"sent by each rank in one step, if the all-reduce is a ring: {last.bytes_
 Card("bytes_sent")
 
 # %% [markdown]
-# Here is a ring made of nothing but sends and receives. A slot in a rank is a piece of its gradients, and a pie in it is
-# a sum: each wedge points to a rank whose numbers are in it. Choose *Play*: the pieces go from neighbor to neighbor, and
-# the pies fill. The space bar stops them, and arrows go on step by step. After the first trip around, each rank has one
-# piece with all eight in it. (All of this was really sent: each number says whose it is.)
+# Here is a ring made of nothing but sends and receives. A slot in a rank is a piece of its gradients, and a pie in it
+# is a sum: each wedge points to a rank whose numbers are in it. Choose *Play*: the pieces go from neighbor to neighbor,
+# and the pies fill. The space bar stops them, and arrows go on step by step. After the first trip around, each rank has
+# one piece with all eight in it. (All of this was really sent: each number says whose it is.)
 
 # %%
 from course_lib.classroom.widgets.collectives import collective_explorer

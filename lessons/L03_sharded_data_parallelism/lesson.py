@@ -287,9 +287,9 @@ print("the same as one process, up to rounding:", bool((shared[0] - alone).abs()
 #
 # PyTorch's name for the third is **FSDP**, fully sharded data parallelism.
 #
-# Here are all three on four real ranks, beside plain data parallelism. A block is a shard, and a dashed place is a shard
-# that somebody else has. *Predict* before you move the slider: which blocks go with each stage? Then choose *Play*, and
-# watch what stage 3 does to a layer that has to compute.
+# Here are all three on four real ranks, beside plain data parallelism. A block is a shard, and a dashed place is one
+# that somebody else has. *Predict* before you move the slider: which blocks go with each stage? Then choose *Play*,
+# and watch what stage 3 does to a layer that has to compute.
 
 # %%
 from lessons.L03_sharded_data_parallelism.explorer import holding_explorer

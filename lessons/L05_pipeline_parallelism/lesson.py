@@ -10,7 +10,8 @@
 #
 # The layers of a model are on four devices in a row. This is where the lesson leads: pieces of a minibatch follow each
 # other through all four, and their gradients come back. Run the cell, and follow piece number 2. (The space bar starts
-# and stops, the arrow keys go from event to event, and *Light up* follows another piece. Messages are slow enough to see.)
+# and stops, the arrow keys go from event to event, and *Light up* follows another piece. Messages are slow here, so
+# that one sees them.)
 
 # %%
 from course_lib import Link, Pace

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.axis import data_size, listed
-from course_lib.figures.devices import draw_device, draw_machine
 from course_lib.figures.frame import MARGIN, begin
 from course_lib.figures.lanes import began
 from course_lib.figures.palette import LINES
 from course_lib.figures.picture import Clock, Picture, table
 from course_lib.figures.svg import HALO, Sheet, moving
+from course_lib.figures.vocabulary import draw_device, draw_machine
 from course_lib.timeline import Span, Timeline
 
 if TYPE_CHECKING:
@@ -65,17 +65,7 @@ def mesh_map(
     sheet, y = begin(width, title, [origin])
     layout = _MeshLayout(mesh, width, y + 46)
     _draw_machines(sheet, layout, per_machine or ranks)
-    lines = [(axis, *one) for axis in LOOKS for one in between(sent.get(axis, {})).items()]
-    most = max((count for *_, count in lines), default=1)
-    with sheet.group(**{"class": "course-fades"}):
-        for line in lines:
-            _draw_line(sheet, layout, most, *line)
-    for rank in range(ranks):
-        with sheet.group(data_light=f"rank {rank}", visibility="hidden"):
-            for axis, pair, count in lines:
-                if rank in pair:
-                    _draw_line(sheet, layout, most, axis, pair, count)
-                    _draw_bytes(sheet, layout, axis, pair, rank, count)
+    _draw_traffic(sheet, layout, sent, ranks)
     _draw_pulses(sheet, layout, step)
     for rank in range(ranks):
         with sheet.group(data_name=f"rank {rank}", cursor="pointer"):
@@ -135,6 +125,21 @@ def _draw_machines(sheet: Sheet, layout: _MeshLayout, per_machine: int) -> None:
         (left, top), (right, bottom) = layout.place(first), layout.place(first + per_machine - 1)
         edge = min(36.0, 0.5 * layout.pitch - 2)
         draw_machine(sheet, left - edge, top - 32, right - left + 2 * edge, bottom - top + 60, number)
+
+
+def _draw_traffic(sheet: Sheet, layout: _MeshLayout, sent: BytesByAxis, ranks: int) -> None:
+    """Draw all lines, and over them those of each rank, with their bytes, for when it is lit up."""
+    lines = [(axis, *one) for axis in LOOKS for one in between(sent.get(axis, {})).items()]
+    most = max((count for *_, count in lines), default=1)
+    with sheet.group(**{"class": "course-fades"}):
+        for line in lines:
+            _draw_line(sheet, layout, most, *line)
+    for rank in range(ranks):
+        with sheet.group(data_light=f"rank {rank}", visibility="hidden"):
+            for axis, pair, count in lines:
+                if rank in pair:
+                    _draw_line(sheet, layout, most, axis, pair, count)
+                    _draw_bytes(sheet, layout, axis, pair, rank, count)
 
 
 def _draw_line(sheet: Sheet, layout: _MeshLayout, most: int, axis: str, pair: tuple[int, int], count: int) -> None:

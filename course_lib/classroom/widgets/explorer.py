@@ -229,7 +229,8 @@ class Explorer:
         self.play.label = "Play" if self._timelines or any(picture.clock for picture in view.pictures) else ""
         for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=False)):
             # The same ids each time, so that an unchanged picture is not sent again.
-            over = picture.over(ghost=self._before) if picture.over and self._before else picture
+            has_ghost = picture.over and self._before not in (None, *self._timelines)
+            over = picture.over(ghost=self._before) if picture.over and has_ghost else picture
             place.value = f"<div style='line-height:1.4'>{over.inline(f'{self._key}-{number}')}</div>"
 
     def _arrange(self, above: int, below: int) -> Any:
