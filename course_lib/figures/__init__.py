@@ -1,5 +1,7 @@
 """Pictures of runs and of the costs of plans. Each has a sentence that sums it up, tooltips and a table.
 
+All but `gantt` are charts: a notebook shows them as figures to zoom into.
+
 gantt(run.timeline)                                  the activity of every rank over time
 speed_up([Timing.of(t) for t in timelines])          the speed-up of more ranks
 lost_time({"4 ranks": run.timeline})                 the causes of lost time

@@ -1,6 +1,7 @@
 """A chart is data: panels with two axes and the marks in them.
 
     chart_svg.draw(chart)         what lessons store, and what explorers show
+    chart_plotly.figure(chart)    the same, for zooming, pointing, and hiding parts
 
 Places are numbers on the axes; only labels are moved away from their place by pixels, to the right and down.
 """
@@ -51,9 +52,8 @@ class Axis:
         """
         most, longer = doubled(most, usual)
         size, name = unit_of(most, units)
-        return cls(
-            f"{what} ({name})" + f"; {longer}" * bool(longer), 0, room * most / size, ticks(most / size, count)
-        ), size
+        title = f"{what} ({name})" + f"; {longer}" * bool(longer)
+        return cls(title, 0, room * most / size, ticks(most / size, count)), size
 
     def share(self, value: float) -> float:
         """The place of a value along the axis, 0 to 1."""
@@ -101,13 +101,14 @@ class Curve(NamedTuple):
 class Cloud(NamedTuple):
     """Thousands of points as dots, the most important first; is_pale: whether they are pale.
 
-    A tip describes a dot, where no other lies over it.
+    A tip, in interactive figures only, describes a dot, followed by its two coordinates in these units.
     """
 
     name: str
     points: Sequence[Point]
     look: Line
     is_pale: Sequence[bool]
+    units: tuple[str, str]
 
 
 class Bar(NamedTuple):
@@ -182,6 +183,7 @@ class Chart:
     """Panels below each other, or side by side with equal widths.
 
     legend: the look of each name, in order; None is the thin line.
+    has_crosshair: whether the mouse shows the values of all curves at one x.
     """
 
     panels: Sequence[Panel]
@@ -190,3 +192,4 @@ class Chart:
     width: int
     legend: Mapping[str, Look] = field(default_factory=dict)
     is_row: bool = False
+    has_crosshair: bool = False

@@ -10,7 +10,7 @@ from course_lib.figures.frame import begin, draw_line, draw_numbers_beside, draw
 from course_lib.figures.palette import OPACITY, PAPER
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
 
-CELL = 5.0  # pixels of a cell: only the first dot in it is drawn, and has a tip
+CELL = 5.0  # pixels of a cell: only the first dot in it is drawn
 
 
 def draw(chart: Chart) -> Sheet:
@@ -131,9 +131,6 @@ def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
         )
         look: dict[str, Any] = {"stroke": cloud.look.color, "stroke_opacity": opacity}
         sheet.path(dots, fill="none", stroke_width=3, stroke_linecap="square", **look)
-    for point, _ in cells.values():
-        x, y = box.at(point)
-        sheet.box(x - CELL / 2, y - CELL / 2, CELL, CELL, tip=point.tip, fill="none", pointer_events="all")
     box.taken.update(cells)
 
 

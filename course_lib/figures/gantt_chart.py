@@ -38,13 +38,14 @@ def gantt(
     title: str | None = None,
     names: Sequence[str] = ("", ""),
     ghost: Timeline | None = None,
+    ghost_name: str = "before",
     usual: float = 0.0,
 ) -> Picture:
     """Draw a timeline.
 
     compare: a second timeline, drawn below on the same axis; predicted under measured, for instance.
     names: of the two.
-    ghost: the timeline before, in thin bars under those of the same ranks.
+    ghost: another timeline, in thin bars under those of the same ranks.
     usual: seconds on the axis of time; a longer run doubles it, and the picture says so.
     """
     shown = [with_final_waits(one) for one in (timeline, compare) if one is not None]
@@ -59,7 +60,7 @@ def gantt(
         _draw_panel(sheet, panels[-1], name)
         y = panels[-1].bottom + 6
     if ghost:
-        _draw_ghost(sheet, panels[0], ghost)
+        _draw_ghost(sheet, panels[0], ghost, ghost_name)
     sheet.height = _draw_axis(sheet, scale, y) + 14 * bool(usual or ghost)
     if longer:
         sheet.text(scale.right, y + 20, longer, text_anchor="end", font_size=11, font_weight="bold")
@@ -68,7 +69,7 @@ def gantt(
     return Picture(sheet, summary(*shown), rows, timelines=panels, over=again)
 
 
-def _draw_ghost(sheet: Sheet, panel: TimelinePanel, ghost: Timeline) -> None:
+def _draw_ghost(sheet: Sheet, panel: TimelinePanel, ghost: Timeline, name: str) -> None:
     """Draw another run in thin bars under the same ranks, and where it ends."""
     ranks = min(ghost.world_size, panel.timeline.world_size)
     thin = TimelinePanel(ghost, panel.scale, panel.lanes, panel.top + panel.lanes.bar + panel.lanes.lane + 1)
@@ -76,7 +77,7 @@ def _draw_ghost(sheet: Sheet, panel: TimelinePanel, ghost: Timeline) -> None:
     _draw_together(sheet, bars)
     end = panel.scale.left + panel.scale.pixels(ghost.makespan)
     sheet.line(end, panel.top - 4, end, panel.bottom, stroke="currentColor", stroke_width=1.5, stroke_dasharray="4,3")
-    text = f"before (thin bars): {duration(ghost.makespan)}"
+    text = f"{name} (thin bars): {duration(ghost.makespan)}"
     end = max(panel.scale.left, min(end, panel.scale.right - 240 - text_width(text, 11)))  # the axis has a note there
     sheet.text(end, panel.bottom + 26, text, font_size=11)
 

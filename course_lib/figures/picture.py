@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from course_lib.figures import chart_svg
+from course_lib.figures import chart_plotly, chart_svg
 from course_lib.figures.axis import number
 from course_lib.figures.chart import Chart
 from course_lib.figures.lanes import TimelinePanel, began
 from course_lib.figures.svg import ROOMY, Sheet, Tip, clean, scaled
 from course_lib.timeline import Timeline
 
+PLOTLY = "application/vnd.plotly.v1+json"
 MOST_TIPS = 500
 NARROWEST_TIP = 4.0
 
@@ -51,7 +52,7 @@ class Picture:
 
     summary: one plain sentence, for readers who cannot see the picture and for those who can.
     rows: the numbers behind the picture, one dictionary of column to value for each row.
-    chart: its data, if it is one.
+    chart: its data, if plotly can draw it, too.
     clock: its time, if it moves.
     lights: names of what can be lit up in it.
     timelines: the drawn ones, with their places.  over: draws it again over another one, thin.
@@ -84,8 +85,22 @@ class Picture:
         svg = self.sheet.write(self.summary, themed=True, key=key or f"p{secrets.token_hex(4)}")
         return svg + self._numbers("In words and numbers")
 
+    def _ipython_display_(self) -> None:
+        """Show a chart as two outputs, since JupyterLab shows one kind of each: the figure, and its numbers below.
+
+        Without scripts, the image replaces the figure.
+        """
+        from IPython.display import display
+
+        if self.chart is None:
+            display(self._repr_mimebundle_(), raw=True)
+            return
+        figure = {PLOTLY: chart_plotly.stored(self.chart)}
+        display({**figure, "text/html": self._image(tips=[]), "text/plain": self.summary}, raw=True)
+        display({"text/html": self._numbers(), "text/plain": self.summary}, raw=True)
+
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """The picture as an image, with its numbers below."""
+        """The static form of the picture: for a chart, its image."""
         return {"text/plain": self.summary, "text/html": self._image(_largest(self.sheet.tips)) + self._numbers()}
 
     def _image(self, tips: Sequence[Tip]) -> str:

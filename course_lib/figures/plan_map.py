@@ -73,8 +73,8 @@ def _clouds(found: Found, by: str) -> Iterator[Cloud]:
     values = sorted({getattr(one.plan, by) for one in found})
     for value, look in zip(values, cycle(DOTS)):
         plans = [one for one in found if getattr(one.plan, by) == value]
-        dots = [_point(one, _in_words(one)) for one in plans]
-        yield Cloud(f"{COLORED[by]}: {value}", dots, look, [not one.fits for one in plans])
+        dots = [_point(one, plan_in_words(one.plan)) for one in plans]
+        yield Cloud(f"{COLORED[by]}: {value}", dots, look, [not one.fits for one in plans], ("s", "GiB"))
 
 
 def _point(one: Estimate, tip: str, words: Label | None = None) -> Point:

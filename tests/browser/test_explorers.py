@@ -72,6 +72,9 @@ def nothing_is_run_that_was_chosen_before(notebook: Any) -> None:
     """Check that the controls return to the values in the pictures and stay: the kernel has handled every message."""
     page = notebook.page
     notebook.wait_until_idle()
+    page.get_by_role("button", name="Pin", exact=True).click()
+    says(page, "It takes exactly as long as the pinned one (seconds 0)")
+    page.get_by_role("button", name="Unpin", exact=True).click()
     expect(slider(page, "seconds")).to_have_attribute("aria-valuetext", "0")
 
 

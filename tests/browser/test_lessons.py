@@ -86,9 +86,21 @@ def test_data_parallelism(lab: Any) -> None:
         switch()
         expect(step).not_to_have_js_property("innerHTML", before, timeout=MOVE)
     expect(step).to_contain_text("before (thin bars): ")
+    a_step_is_pinned(explorer)
     an_answer_is_folded_until_it_is_opened(page)
     pieces_go_around_a_ring(cell(page, "collective_explorer("))
     lesson_is_whole_the_next_day(lab, page)
+
+
+def a_step_is_pinned(explorer: Locator) -> None:
+    """Pin a step with the keyboard, and unpin it with the mouse."""
+    explorer.get_by_role("button", name="Pin", exact=True).press("Enter")
+    says(explorer, "It takes exactly as long as the pinned one (ranks 2,")
+    press(explorer, "ranks", "ArrowRight")
+    says(explorer, "than the pinned one, ")
+    expect(pictures(explorer).last).to_contain_text("pinned (thin bars)")
+    explorer.get_by_role("button", name="Unpin").click()
+    expect(pictures(explorer).last).not_to_contain_text("pinned", timeout=MOVE)
 
 
 def an_answer_is_folded_until_it_is_opened(page: Page) -> None:
@@ -175,3 +187,30 @@ def test_sharded_data_parallelism(lab: Any) -> None:
     drag(explorer, "recompute", 1.0)
     explorer.get_by_text("computing again").first.wait_for(timeout=MOVE)
     assert fits_one_screen(explorer) == high
+
+
+def test_a_figure_stays_when_the_theme_changes(lab: Any) -> None:
+    """A figure just run keeps its height, which plotly's own resizing would take away."""
+    cost = "from course_lib.figures import collective_times\ncollective_times({'a': {'b': {1: 1.0, 2: 2.0}}})"
+    lab.write("figure.ipynb", cost)
+    notebook = lab.open("figure.ipynb")
+    notebook.run_all(RUN)
+    figure = notebook.page.locator(".js-plotly-plot")
+    before = settled(figure)
+    assert before["height"] > 200
+    notebook.page.emulate_media(color_scheme="dark")
+    notebook.page.locator("body[data-jp-theme-light=false]").wait_for(state="attached")
+    notebook.page.wait_for_timeout(2000)  # only after a while is it certain that it stays
+    after = figure.bounding_box()
+    notebook.page.emulate_media(color_scheme="light")
+    assert after == before
+
+
+def settled(figure: Locator) -> Any:
+    """The place of a figure, once it no longer grows."""
+    expect(figure.locator(".nsewdrag").first).to_be_visible(timeout=MOVE)
+    boxes = [figure.bounding_box()]
+    while len(boxes) < 2 or boxes[-1] != boxes[-2]:
+        figure.page.wait_for_timeout(500)
+        boxes.append(figure.bounding_box())
+    return boxes[-1]

@@ -11,8 +11,37 @@ from tests.browser.hands import MOVE, cell, drag, fits_one_screen, go_through, p
 
 
 def test_mixed_precision(lab: Any) -> None:
-    page = go_through(lab, "07_mixed_precision")
+    page = go_through(lab, "07_mixed_precision", losses_are_read_off_together)
     a_move_begins_a_training_whose_curve_grows(cell(page, "MixedPrecisionExplorer()"))
+
+
+def figure(page: Page, title: str) -> Locator:
+    """Wait for the stored figure with this title, which reacts to the mouse without being run."""
+    drawn = page.locator(".js-plotly-plot").filter(has_text=title)
+    drawn.evaluate("drawn => drawn.scrollIntoView({block: 'center'})")
+    expect(drawn.locator(".nsewdrag").first).to_be_visible(timeout=MOVE)
+    return drawn
+
+
+def rest_on_first(figure: Locator, trace: str) -> None:
+    """Rest the mouse on the first point of the trace with this name."""
+    place: Any = figure.evaluate(
+        """(drawn, name) => {
+            const {x, y} = drawn._fullData.find(trace => trace.name === name), {xaxis, yaxis} = drawn._fullLayout;
+            return {x: xaxis.d2p(x[0]), y: yaxis.d2p(y[0])};
+        }""",
+        trace,
+    )
+    area = figure.locator(".nsewdrag").first
+    for aside in (1, 0):  # the figure may have moved, as outputs above it grow
+        area.hover(position={"x": place["x"] + aside, "y": place["y"]}, force=True)
+
+
+def losses_are_read_off_together(page: Page) -> None:
+    losses = figure(page, "The same training, three times")
+    rest_on_first(losses, "float32")
+    for name in ("float32", "bfloat16", "float16"):
+        expect(losses.locator(".hoverlayer .hovertext, .hoverlayer .legend").filter(has_text=name)).to_be_visible()
 
 
 # The numbers of points, from now on, of the last curve in the picture of losses.
@@ -101,11 +130,24 @@ def test_planning(lab: Any) -> None:
 
 
 def every_plan_can_be_read(page: Page) -> None:
-    """Name plans with the mouse; read them as a table with the keyboard."""
-    map_of_plans = cell(page, "plan_map(found")
-    dots = map_of_plans.locator("i[title*='GiB']")
-    assert dots.count() > 100
-    table = map_of_plans.locator("details")
+    """Name, hide and zoom in on plans with the mouse; read them as a table with the keyboard."""
+    plans = figure(page, "Every plan for 70 billion parameters")
+    name = plans.locator(".legendtext").first.text_content() or ""
+    rest_on_first(plans, name)
+    expect(plans.locator(".hoverlayer .hovertext")).to_contain_text("GiB")
+    plans.locator(".legendtoggle").first.click()
+    expect(plans.locator(".legend .traces").first).to_have_css("opacity", "0.5")
+    before = range_of(plans)
+    plans.locator(".nsewdrag").first.hover(position={"x": 100, "y": 100})
+    page.mouse.down()
+    plans.locator(".nsewdrag").first.hover(position={"x": 250, "y": 200}, force=True)
+    page.mouse.up()
+    assert range_of(plans) != before
+    table = cell(page, "plan_map(found").locator("details")
     expect(table.locator("table")).to_be_hidden()
     table.locator("summary").press("Enter")
     expect(table.locator("table")).to_be_visible()
+
+
+def range_of(figure: Locator) -> list[float]:
+    return figure.evaluate("drawn => [...drawn._fullLayout.xaxis.range]")

@@ -133,6 +133,9 @@ def pictures_that_stand_alone_are_wide_and_their_labels_large(page: Page) -> Non
     page.keyboard.press("Control+A")
     page.keyboard.insert_text(PICTURES)
     page.keyboard.press("Control+Enter")
+    ticks, title = (page.locator(f".js-plotly-plot {part}").first for part in (".xtick text", ".gtitle"))
+    expect(title).to_have_css("font-size", "21px", timeout=MOVE)
+    expect(ticks).to_have_css("font-size", "18px")
     alone = page.locator(f"{OURS}:has(> div img)")
     share = "output => output.querySelector('img').getBoundingClientRect().width / output.clientWidth"
     assert 0.9 < alone.evaluate(share) <= 1

@@ -6,6 +6,10 @@ import re
 import xml.etree.ElementTree as ET
 from typing import NamedTuple
 
+import plotly.graph_objects as go
+
+from course_lib.figures import Picture, chart_plotly
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -16,6 +20,12 @@ class Box(NamedTuple):
     height: float
     fill: str
     tip: str
+
+
+def zoomable(picture: Picture) -> go.Figure:
+    """The plotly figure that a notebook shows for a chart."""
+    assert picture.chart is not None
+    return go.Figure(chart_plotly.figure(picture.chart))
 
 
 def parsed(svg: str) -> ET.Element:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
 from course_lib.figures import (
     Picture,
+    chart_plotly,
     gantt,
 )
-from course_lib.figures.picture import MOST_TIPS
+from course_lib.figures.picture import MOST_TIPS, PLOTLY
 from tests.figures.charts import CHARTS
-from tests.figures.drawn import SVG, boxes, parsed
+from tests.figures.drawn import SVG, boxes, parsed, zoomable
 from tests.figures.synthetic import dense, every_kind
 
 PICTURES = {"gantt": gantt(every_kind()), **CHARTS}
@@ -123,9 +126,44 @@ def test_the_numbers_behind_the_picture_are_folded_under_the_sentence(picture: P
     assert len(page.all("td")) == sum(map(len, picture.rows))
 
 
-def test_pictures_are_drawn_without_importing_torch() -> None:
+@pytest.mark.parametrize("name", CHARTS)
+def test_the_zoomable_figure_lies_on_a_light_card_with_dark_text(name: str) -> None:
+    layout = zoomable(PICTURES[name]).layout
+    assert (layout.paper_bgcolor, layout.plot_bgcolor, layout.font.color) == ("#ffffff", "#ffffff", "#1a1a1a")
+
+
+def outputs(picture: Picture, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The output of a cell that ends in the picture."""
+    shown: list[dict[str, Any]] = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
+    picture._ipython_display_()
+    return shown
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_in_a_cell_is_a_figure_to_touch_and_below_it_its_numbers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = PICTURES[name]
+    figure, numbers = outputs(picture, monkeypatch)
+    text = json.dumps(figure[PLOTLY], allow_nan=False)
+    assert picture.chart is not None
+    assert json.loads(text) == json.loads(json.dumps(chart_plotly.stored(picture.chart)))
+    assert not re.search(r"https?://", text)
+    # Where no script runs, the image replaces the figure; the numbers are below both.
+    together = Page(figure["text/html"] + numbers["text/html"])
+    assert together.elements == [(tag, words) for tag, words in stored(picture).elements if tag != "i"]
+    assert picture.summary in Page(numbers["text/html"]).words
+
+
+def test_a_timeline_in_a_cell_is_the_image_that_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outputs(PICTURES["gantt"], monkeypatch) == [PICTURES["gantt"]._repr_mimebundle_()]
+
+
+@pytest.mark.parametrize("package", ["plotly", "torch"])  # each takes seconds
+def test_pictures_are_drawn_without_importing(package: str) -> None:
     program = (
         "import sys; from course_lib.figures import Timing, speed_up\n"
-        "speed_up([Timing(1, 1.0)])._repr_mimebundle_(); sys.exit('torch' in sys.modules)"
+        f"speed_up([Timing(1, 1.0)])._ipython_display_(); sys.exit({package!r} in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

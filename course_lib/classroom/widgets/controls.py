@@ -59,3 +59,8 @@ class Switch(Control):
 
     def __init__(self, label: str, value: bool, text: str = "") -> None:
         super().__init__(label=label, value=value, text=text)
+
+
+def in_words(control: Slider | Switch) -> str:
+    text = control.texts[control.index] if isinstance(control, Slider) else "on" if control.value else "off"
+    return f"{control.label} {text}"

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 
 from course_lib.classroom.widgets.answers import Button
+from course_lib.classroom.widgets.controls import in_words
 from course_lib.classroom.widgets.player import WIDTH, Player
 from course_lib.classroom.widgets.running import Running, attempt, explained, said, shown
 from course_lib.figures import Picture
@@ -44,6 +45,14 @@ def compared(seconds: float, predicted: float) -> str:
     off = abs(seconds - predicted)
     how_much = percent(off / predicted) if off >= 0.01 * predicted else duration(off)
     return f"{how_much} {'longer' if seconds > predicted else 'shorter'} than predicted"
+
+
+def beside_pinned(seconds: float, pinned: float) -> str:
+    """The time of a step beside the pinned one, in words."""
+    if isclose(seconds, pinned):
+        return "It takes exactly as long as the pinned one"
+    off, how = abs(seconds - pinned), "longer" if seconds > pinned else "shorter"
+    return f"It is {duration(off)} {how} than the pinned one, {percent(off / pinned)}"
 
 
 class View(NamedTuple):
@@ -85,7 +94,7 @@ class Explorer:
     heights: pixels reserved for the part above, and for the picture below, so that nothing moves when they grow.
 
     An error is shown in place of the sentences, and the next move works. If a picture shows a timeline, a button plays
-    it, until the next move; and the run of the setting before lies under it, in thin bars.
+    it, until the next move. Under it lies the run of the setting before, in thin bars, or the one that a button pins.
     """
 
     def __init__(
@@ -96,7 +105,8 @@ class Explorer:
         self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
         self._places = self.beside, self.below
         self.running, self._stage = Running(), widgets.VBox()
-        self.play = Button(self._open_player)
+        self.play, self.pin = Button(self._open_player), Button(self._pin_or_unpin)
+        self._pinned: tuple[Timeline, str] | None = None  # their setting
         self._before: Timeline | None = None  # the run of the last setting
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
@@ -152,6 +162,14 @@ class Explorer:
         runs, clocked = self._timelines, [picture for picture in self._pictures if picture.clock]
         self.below.layout.display = "none" if runs else None
         self._stage.children = [Player(runs[0]) if runs else Player(clocked[0], is_shown=False)]
+
+    def _pin_or_unpin(self) -> None:
+        """Pin the first run in the pictures, to compare others with it; or unpin it."""
+        setting = ", ".join(in_words(control) for control in self.controls)
+        self._pinned = None if self._pinned else (self._timelines[0], setting)
+        self._close_player()
+        if self.view:
+            self._draw(self.view)
 
     def _close_player(self) -> None:
         self.below.layout.display = None
@@ -225,17 +243,26 @@ class Explorer:
     def _draw(self, view: View) -> None:
         self.view, self._shown = view, [control.value for control in self.controls]
         self._box.remove_class("course-old")
-        self.sentences.value = said(view.sentences)
+        ghost, name, text = self._ghost()
+        self.sentences.value = said(view.sentences + text)
+        self.pin.label = ("Unpin" if self._pinned else "Pin") if self._timelines else ""
         self.play.label = "Play" if self._timelines or any(picture.clock for picture in view.pictures) else ""
         for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=False)):
             # The same ids each time, so that an unchanged picture is not sent again.
-            has_ghost = picture.over and self._before not in (None, *self._timelines)
-            over = picture.over(ghost=self._before) if picture.over and has_ghost else picture
+            over = picture.over(ghost=ghost, ghost_name=name) if picture.over and ghost else picture
             place.value = f"<div style='line-height:1.4'>{over.inline(f'{self._key}-{number}')}</div>"
 
+    def _ghost(self) -> tuple[Timeline | None, str, str]:
+        """The run under the first one: the pinned one, with a sentence that compares their times, or the one before."""
+        runs = self._timelines
+        if self._pinned and runs:
+            run, setting = self._pinned
+            return run, "pinned", f" {beside_pinned(runs[0].makespan, run.makespan)} ({setting})."
+        return None if self._before in runs else self._before, "before", ""
+
     def _arrange(self, above: int, below: int) -> Any:
-        self.play.layout.order = "-1"  # shown first, though Stop comes first with the Tab key
-        left = widgets.VBox([*self.controls, widgets.HBox([self.running, self.play]), self.sentences])
+        self.play.layout.order = self.pin.layout.order = "-1"  # shown first, though Stop comes first with the Tab key
+        left = widgets.VBox([*self.controls, widgets.HBox([self.running, self.play, self.pin]), self.sentences])
         left.layout = {"width": scaled(WIDTH - HALF - 4), "max_width": "100%"}  # 4: the margins beside it
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))

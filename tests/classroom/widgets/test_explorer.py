@@ -245,7 +245,38 @@ def test_the_step_before_lies_under_the_next_one() -> None:
     for seconds, before in ((5, 10), (20, 5)):
         steps.seconds.value = seconds
         assert f"before (thin bars): {before} s" in explorer.beside.value
+
+
+def test_a_pinned_step_stays_under_the_next_ones_and_the_difference_is_said() -> None:
+    steps = Steps()
+    explorer = steps.explorer
+    assert explorer.pin.label == "Pin"
+    explorer.pin.clicks += 1
+    assert "It takes exactly as long as the pinned one (seconds 10, overlap on)." in explorer.sentences.value
+    for seconds, words in (
+        (5, "It is 5 s shorter than the pinned one, 50%"),
+        (20, "It is 10 s longer than the pinned"),
+    ):
+        steps.seconds.value = seconds
+        assert words in explorer.sentences.value
+        assert "pinned (thin bars): 10 s" in explorer.beside.value
+    explorer.pin.clicks += 1
+    assert explorer.pin.label == "Pin" and explorer.pin.enabled
+    assert "pinned" not in explorer.beside.value + explorer.sentences.value
+
+
+def test_a_pinned_step_survives_a_stop_and_can_still_be_played_beside() -> None:
+    steps = Steps()
+    explorer = steps.explorer
     explorer.play.clicks += 1
     assert explorer.below.layout.display == "none"
+    explorer.pin.clicks += 1
+    assert explorer._stage.children == () and explorer.below.layout.display is None
+    steps.seconds.value = 20
+    explorer.running.stopped += 1
+    assert "Stopped." in explorer.sentences.value and explorer.pin.label == "Unpin"
+    steps.seconds.value = 5
+    assert "shorter than the pinned one" in explorer.sentences.value
+    explorer.play.clicks += 1
     (player,) = explorer._stage.children
-    assert player.places["length"] == 20
+    assert player.places["length"] == 5

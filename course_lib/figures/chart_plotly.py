@@ -1,0 +1,260 @@
+"""A chart as a plotly figure, as plain data; JupyterLab draws it without loading anything from the network."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+
+from course_lib.figures import chart as charts
+from course_lib.figures.axis import number, percent, thousands, with_prefix
+from course_lib.figures.palette import INK, LIKELY, OPACITY, ORIGINS, PAPER
+
+# Numbers that plotly can write are renewed on zooming; others stay where the chart has them.
+FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
+LEGEND = 50  # pixels
+TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
+BOTTOM = {"yref": "container", "yanchor": "bottom", "y": 0}
+# Dark on white, where no style sheet of the course gives it the colors of the page.
+CARD = {"font": {"color": INK}, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER}
+BARS = {"barmode": "stack", "uniformtext": {"minsize": 11, "mode": "hide"}}
+INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+LONG = 20  # rows of at least this many numbers are packed
+DIGITS = 9  # of a number in a figure
+NUMBER = re.compile(r"[\d.]*\d")
+
+Data = dict[str, Any]
+
+
+def figure(chart: charts.Chart) -> Data:
+    """The "data" and "layout" of a figure."""
+    layout: Data = {"annotations": [], "shapes": [], **CARD, **BARS}
+    data: list[Data] = []
+    for place, panel in enumerate(chart.panels):
+        data += _draw_panel(layout, chart, panel, place)
+    named = set()
+    # The legend shows the first trace with a name: none of the pale ones, if possible.
+    for trace in sorted(data, key=lambda trace: trace.get("marker", {}).get("opacity") == OPACITY[True]):
+        trace.update(legendgroup=trace["name"], showlegend=bool(trace["name"]) and trace["name"] not in named)
+        named.add(trace["name"])
+    title = [f"<b>{escape(chart.title)}</b>"] if chart.title else []
+    lines = title + [ORIGINS[origin] for origin in ORIGINS if origin in chart.origins]
+    head, foot = 32 + 20 * len(lines), 56
+    rows, columns = (1, len(chart.panels)) if chart.is_row else (len(chart.panels), 1)
+    height = max(200, rows * (20 + chart.panels[0].height))
+    layout |= {
+        "title": {"text": "<br>".join(lines), "font": {"size": 14}, **TOP_LEFT},
+        "margin": {"t": head, "r": 20, "b": foot},
+        "height": head + height + foot + LEGEND,
+        "grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.3},
+        # At the bottom of the figure; plotly makes room for as many rows as it takes.
+        "legend": {"traceorder": "normal", "orientation": "h", "itemsizing": "constant", **BOTTOM},
+        "hovermode": "x unified" if chart.has_crosshair else "closest",
+    }
+    return {"data": _rounded(data), "layout": _rounded(layout)}
+
+
+def _rounded(value: Any) -> Any:
+    """A value without its last digits: from Python 3.12 on, sum() of floats rounds differently."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def stored(chart: charts.Chart) -> Data:
+    """The figure as a notebook stores it: long rows of numbers as plotly's packed arrays, not line by line."""
+    made = figure(chart)
+    for trace in made["data"]:
+        for name in ("x", "y", "customdata"):
+            if len(trace.get(name, ())) > LONG:
+                trace[name] = _packed(trace[name])
+    # Not "responsive": JupyterLab follows the width by itself; with it, a change of theme leaves no height.
+    return {**made, "config": {"displaylogo": False, "modeBarButtonsToRemove": ["sendChartToCloud"]}}
+
+
+def _packed(rows: Sequence[Any]) -> Data:
+    """Pack rows of numbers, or rows with an equal number of numbers for each point."""
+    numbers = np.array(rows)
+    dtype = "i2" if (numbers % 1 == 0).all() and np.abs(numbers).max() < 2**15 else "f4"
+    data = base64.b64encode(numbers.astype(f"<{dtype}").tobytes()).decode()
+    return {"dtype": dtype, "bdata": data, "shape": ", ".join(map(str, numbers.shape))}
+
+
+def _draw_panel(layout: Data, chart: charts.Chart, panel: charts.Panel, place: int) -> list[Data]:
+    """Add a panel's axes, words and lines to the layout; return its traces."""
+    suffix = str(place + 1) if place else ""
+    where = {"xref": f"x{suffix}", "yref": f"y{suffix}"}
+    layout |= {f"xaxis{suffix}": _axis(panel.x), f"yaxis{suffix}": _axis(panel.y)}
+    if not chart.is_row and place + 1 < len(chart.panels):
+        layout[f"xaxis{suffix}"] |= {"matches": f"x{len(chart.panels)}", "showticklabels": False}
+    layout["annotations"] += [note | where for mark in panel.marks for note in _notes(panel, mark)]
+    layout["shapes"] += [_band(*ends, where) for ends in panel.shaded]
+    layout["shapes"] += [_line(mark, where) for mark in panel.marks if isinstance(mark, charts.Rule)]
+    # Marks without a name in the legend lie below those with one, which have the order of the legend.
+    order = {name: place for place, name in enumerate(chart.legend)}
+    traces = sorted(_traces(panel), key=lambda named: order.get(named[0], -1))
+    axes = {"xaxis": where["xref"], "yaxis": where["yref"]} if place else {}
+    return [trace | axes for _, trace in traces]
+
+
+def _axis(axis: charts.Axis) -> Data:
+    names = {"tickvals": list(axis.ticks), "ticktext": [escape(axis.write(tick)) for tick in axis.ticks]}
+    return {
+        "type": "log" if axis.is_log else "linear",
+        "range": [_on_axis(axis, axis.low), _on_axis(axis, axis.high)],
+        "title": {"text": axis.title, "standoff": 8},  # above the legend
+        "showticklabels": bool(axis.ticks),
+        "showgrid": axis.has_grid,
+        "gridcolor": "#d5d5d5",
+        "zeroline": False,
+        "automargin": True,
+        "ticklabelstandoff": 4,  # the numbers of two axes would touch where they meet
+        **({"tickformat": FORMATS[axis.write]} if axis.write in FORMATS and not axis.is_log else names),
+    }
+
+
+def _on_axis(axis: charts.Axis, value: float) -> float:
+    """A value for plotly's ranges and annotations: its logarithm on a logarithmic axis."""
+    return math.log10(value) if axis.is_log else value
+
+
+def _notes(panel: charts.Panel, mark: charts.Mark) -> list[Data]:
+    """The words of a mark, each at its place."""
+    if isinstance(mark, charts.Rule):
+        x, y = (panel.x.high, mark.at) if mark.is_across else (mark.at, panel.y.high)
+        return [_written(panel, mark.words, x, y)]
+    points = mark.points if isinstance(mark, charts.Curve) else [mark] if isinstance(mark, charts.Point) else []
+    return [_written(panel, point.words, point.x, point.y) for point in points if point.words]
+
+
+def _written(panel: charts.Panel, words: charts.Label, x: float, y: float) -> Data:
+    return {
+        "x": _on_axis(panel.x, x),
+        "y": _on_axis(panel.y, y),
+        "text": f"<b>{escape(words.text)}</b>" if words.is_bold else escape(words.text),
+        "font": {"size": words.size},
+        **({"bgcolor": "rgba(255,255,255,0.8)"} if words.has_halo else {}),
+        "xshift": words.right,
+        "yshift": -words.down,
+        "xanchor": {"middle": "center", "end": "right"}.get(words.anchor or "", "left"),
+        "yanchor": "bottom",
+        "showarrow": False,
+    }
+
+
+def _band(low: float, high: float, where: Data) -> Data:
+    across = {"xref": where["xref"], "x0": low, "x1": high}
+    up = {"yref": f"{where['yref']} domain", "y0": 0, "y1": 1}
+    return {"type": "rect", **across, **up, "fillcolor": INK, "opacity": 0.1, "line": {"width": 0}, "layer": "below"}
+
+
+def _line(rule: charts.Rule, where: Data) -> Data:
+    """A rule as a plotly shape; unlike an annotation, a shape takes the value itself on a logarithmic axis."""
+    along, across = ("x", "y") if rule.is_across else ("y", "x")
+    place = {f"{along}ref": f"{where[f'{along}ref']} domain", f"{along}0": 0, f"{along}1": 1}
+    place |= {f"{across}ref": where[f"{across}ref"], f"{across}0": rule.at, f"{across}1": rule.at}
+    return {"type": "line", **place, "line": {"color": INK, "dash": "dash", "width": rule.width}}
+
+
+def _traces(panel: charts.Panel) -> Iterator[tuple[str, Data]]:
+    """A trace for each curve, and one for all bars of a part, each with its name in the legend of the chart."""
+    for mark in panel.marks:
+        if isinstance(mark, charts.Curve):
+            yield mark.name, _scatter(panel, mark.name, mark.points, **_curve(mark))
+        elif isinstance(mark, charts.Cloud):
+            yield from ((mark.name, trace) for trace in _cloud(mark))
+        elif isinstance(mark, charts.Range):
+            caps = {"symbol": "line-ns-open" if mark.is_across else "line-ew-open", "size": 10, "color": INK}
+            points = [charts.Point(*end, mark.tip) for end in mark.ends]
+            yield LIKELY, _scatter(panel, LIKELY, points, mode="lines+markers", marker=caps, line={"color": INK})
+    bars = [mark for mark in panel.marks if isinstance(mark, charts.Bar)]
+    for part in dict.fromkeys(bar.part for bar in bars):
+        yield part, _bars([bar for bar in bars if bar.part == part])
+
+
+def _scatter(panel: charts.Panel, name: str, points: Sequence[charts.Point], **look: Any) -> Data:
+    def words(x: float, y: float) -> str:
+        return f"{name}: {panel.x.title} {panel.x.write(x)}, {panel.y.title} {panel.y.write(y)}"
+
+    return {
+        "type": "scatter",
+        "x": [point.x for point in points],
+        "y": [point.y for point in points],
+        "name": escape(name),
+        "hovertext": [_lines(escape(point.tip or words(point.x, point.y))) for point in points],
+        "cliponaxis": False,
+        "hoverinfo": "text",
+        **look,
+    }
+
+
+def _lines(text: str) -> str:
+    """A text broken into lines: plotly breaks none, and cuts off text outside of the figure."""
+    return "<br>".join(wrap(text, 80, break_long_words=False, break_on_hyphens=False))
+
+
+def _cloud(cloud: charts.Cloud) -> Iterator[Data]:
+    """A trace for each set of points whose tips differ only in numbers, so that thousands of them share one text."""
+    groups: dict[tuple[bool, str], list[tuple[charts.Point, list[str]]]] = {}
+    for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
+        groups.setdefault((is_pale, NUMBER.sub("{}", point.tip)), []).append((point, NUMBER.findall(point.tip)))
+    for (is_pale, words), told in sorted(groups.items(), key=lambda group: not group[0][0]):
+        columns = list(zip(*(numbers for _, numbers in told), strict=True))
+        differ = [column for column in columns if len(set(column)) > 1]
+        said = [f"%{{customdata[{differ.index(one)}]:~r}}" if one in differ else one[0] for one in columns]
+        place = "%{{y:.3~r}} {}, %{{x:.3~r}} {}".format(*cloud.units)
+        look = cloud.look
+        yield {
+            "type": "scatter",
+            "name": escape(cloud.name),
+            "x": [point.x for point, _ in told],
+            "y": [point.y for point, _ in told],
+            "mode": "markers",
+            "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": OPACITY[is_pale]},
+            "customdata": [list(map(float, numbers)) for numbers in zip(*differ, strict=True)],
+            "hovertemplate": _lines(f"{escape(words).format(*said)}: {place}") + "<extra></extra>",
+        }
+
+
+def _curve(curve: charts.Curve) -> Data:
+    """The trace of a curve; points with tips have symbols."""
+    look = curve.look
+    if look is None:
+        return {"mode": "lines", "line": {"color": INK, "width": 1}, "hoverinfo": "skip"}
+    if curve.is_filled:
+        return {"mode": "lines", "line": {"color": look.color}, "fill": "tozeroy"}
+    sizes = [9 if point.tip else 0 for point in curve.points]
+    marker = {"color": look.color, "symbol": look.symbol, "size": sizes, "opacity": 1}
+    if look.dash is None:
+        return {"mode": "markers", "marker": marker}
+    dash = look.dash.replace(",", "px,") + "px" if look.dash else "solid"
+    mode = "lines+markers" if any(point.tip for point in curve.points) else "lines"
+    return {"mode": mode, "line": {"color": look.color, "dash": dash, "width": 2.5}, "marker": marker}
+
+
+def _bars(bars: list[charts.Bar]) -> Data:
+    style = bars[0].style
+    pattern = {"shape": style.shape, "fgcolor": style.shade, "bgcolor": style.fill, "size": 6}
+    along, beside, way = ("x", "y", "h") if bars[0].is_across else ("y", "x", "v")
+    return {
+        "type": "bar",
+        "name": style.label,
+        "orientation": way,
+        along: [bar.size for bar in bars],
+        beside: [bar.at for bar in bars],
+        "width": bars[0].thickness,
+        "text": [bar.text for bar in bars],
+        "insidetextfont": {"color": style.text},
+        "hovertext": [escape(bar.tip) for bar in bars],
+        "hoverinfo": "text",
+        "marker": {"color": style.fill, "line": {"color": INK, "width": 0.5}, "pattern": pattern},
+        **INSIDE,
+    }

@@ -1,0 +1,186 @@
+"""The charts as plotly figures: places of marks, their texts, and that color is never the only sign."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Iterable
+from functools import cache, partial
+from typing import Any
+
+import numpy
+import plotly.graph_objects as go
+import pytest
+
+from course_lib.figures import (
+    chart_plotly,
+    lost_time,
+)
+from course_lib.figures.axis import long_time, number
+from course_lib.figures.bars import BAR, PITCH
+from course_lib.figures.chart import Bar, Curve
+from course_lib.figures.palette import LIKELY
+from course_lib.figures.plan_map import BEST
+from course_lib.figures.words import plan_in_words
+from tests.figures.charts import CHARTS, FOUND, PLANS
+from tests.figures.drawn import texts, zoomable
+from tests.figures.synthetic import spent
+
+every_chart = pytest.mark.parametrize("name", CHARTS)
+
+
+@cache
+def figure_of(name: str) -> go.Figure:
+    return zoomable(CHARTS[name])
+
+
+def axes(figure: go.Figure) -> dict[str, tuple[float, float]]:
+    """The range of each axis, lower end first, by the name that marks call it."""
+    named = {key.replace("axis", ""): value for key, value in figure.layout.to_plotly_json().items() if "axis" in key}
+    return {name: (min(axis["range"]), max(axis["range"])) for name, axis in named.items()}
+
+
+def is_log(figure: go.Figure, axis: str) -> bool:
+    return figure.layout[f"{axis[0]}axis{axis[1:]}"].type == "log"
+
+
+@every_chart
+def test_every_mark_lies_on_its_axes(name: str) -> None:
+    figure = figure_of(name)
+    ranges = axes(figure)
+    for trace in figure.data:
+        for axis, values in ((trace.xaxis or "x", trace.x), (trace.yaxis or "y", trace.y)):
+            low, high = ranges[axis]
+            places = [math.log10(value) if is_log(figure, axis) else value for value in values]
+            assert all(low - 1e-6 <= place <= high + 1e-6 for place in places), trace.name
+    for note in figure.layout.annotations:
+        for axis, place in ((note.xref, note.x), (note.yref, note.y)):
+            low, high = ranges[axis]
+            assert low - 1e-6 <= place <= high + 1e-6, note.text
+
+
+@every_chart
+def test_every_curve_and_every_bar_of_the_picture_is_in_the_figure(name: str) -> None:
+    chart = CHARTS[name].chart
+    assert chart is not None
+    marks = [mark for panel in chart.panels for mark in panel.marks]
+    curves = [(point.x, point.y) for mark in marks if isinstance(mark, Curve) for point in mark.points]
+    bars = [(one.size, one.at) if one.is_across else (one.at, one.size) for one in marks if isinstance(one, Bar)]
+    shown = [place for trace in figure_of(name).data for place in zip(trace.x, trace.y, strict=True)]
+    assert curves or bars
+    assert rounded([*curves, *bars]) <= rounded(shown)
+
+
+def rounded(places: Iterable[tuple[float, float]]) -> set[tuple[str, str]]:
+    return {(f"{x:.6g}", f"{y:.6g}") for x, y in places}
+
+
+@every_chart
+def test_what_is_written_in_the_picture_is_written_in_the_figure(name: str) -> None:
+    figure = figure_of(name)
+    notes = {note.text.removeprefix("<b>").removesuffix("</b>") for note in figure.layout.annotations}
+    assert notes <= set(texts(CHARTS[name].svg))
+    titles = [value["title"]["text"] for key, value in figure.layout.to_plotly_json().items() if "axis" in key]
+    assert set(filter(None, titles)) <= set(texts(CHARTS[name].svg))
+
+
+@every_chart
+def test_nothing_is_told_by_color_alone(name: str) -> None:
+    figure = figure_of(name)
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert len({bar.marker.pattern.shape for bar in bars}) == len(bars)
+    curves = [trace for trace in figure.data if trace.type == "scatter" and trace.line.dash]
+    assert len({curve.line.dash for curve in curves if curve.name}) == len([curve for curve in curves if curve.name])
+
+
+@every_chart
+def test_each_name_stands_once_in_the_legend(name: str) -> None:
+    shown = [trace.name for trace in figure_of(name).data if trace.showlegend]
+    assert len(shown) == len(set(shown))
+    assert all(trace.legendgroup == trace.name for trace in figure_of(name).data)
+
+
+def dots(figure: go.Figure) -> dict[str, Any]:
+    """The dots of a cloud as (x, y, trace), by their tooltips as plotly fills them in."""
+    found = {}
+    for trace in (trace for trace in figure.data if trace.hovertemplate):
+        for x, y, *numbers in zip(trace.x, trace.y, *zip(*trace.customdata, strict=True), strict=True):
+            values = {"x": x, "y": y, **{f"customdata[{place}]": number for place, number in enumerate(numbers)}}
+            said = re.sub(r"%{(.*?):(.*?)~r}", partial(filled_in, values), trace.hovertemplate)
+            found[said.removesuffix("<extra></extra>").replace("<br>", " ")] = (x, y, trace)
+    return found
+
+
+def filled_in(values: dict[str, float], place: re.Match[str]) -> str:
+    return number(float(f"{values[place[1]]:{place[2] or '.12'}g}"))
+
+
+def test_every_plan_has_its_dot_and_says_what_it_is_and_needs() -> None:
+    found = dots(figure_of("plan_map"))
+    assert len(found) == len(FOUND)
+    for one in FOUND:
+        gib, seconds = one.memory.total / 2**30, one.step_time.total
+        x, y, trace = found[f"{plan_in_words(one.plan)}: {number(seconds)} s, {number(gib)} GiB"]
+        assert (x, y) == pytest.approx((gib, seconds))
+        assert trace.name == f"tensor ranks: {one.plan.tp}"
+        assert (trace.marker.opacity < 0.5) == (not one.fits)
+    (front,) = [trace for trace in figure_of("plan_map").data if trace.name == BEST]
+    assert len(front.x) == len(FOUND.pareto)
+    assert front.line.color not in {trace.marker.color for _, _, trace in found.values()}
+
+
+def test_thousands_of_dots_are_stored_packed_and_are_the_same() -> None:
+    chart = CHARTS["plan_map"].chart
+    assert chart is not None
+    whole, packed = chart_plotly.figure(chart), chart_plotly.stored(chart)
+    assert len(json.dumps(packed, indent=1)) < 0.8 * len(json.dumps(whole, indent=1))
+    for trace, kept in zip(whole["data"], packed["data"], strict=True):
+        for name in {"x", "y", "customdata"} & set(trace):
+            if isinstance(kept[name], dict):
+                shape = [int(size) for size in kept[name].get("shape", str(len(trace[name]))).split(",")]
+                numbers = numpy.frombuffer(base64.b64decode(kept[name]["bdata"]), kept[name]["dtype"]).reshape(shape)
+                assert numpy.allclose(numbers, trace[name], rtol=1e-6)
+            else:
+                assert kept[name] == trace[name]
+
+
+def whiskers(name: str) -> list[tuple[tuple[float, ...], tuple[float, ...], str]]:
+    return [(trace.x, trace.y, trace.hovertext[0]) for trace in figure_of(name).data if trace.name == LIKELY]
+
+
+def test_steps_and_times_and_speeds_have_their_interval() -> None:
+    for (x, y, _), row, one in zip(whiskers("time"), (0, 1), PLANS.values(), strict=True):
+        assert (1e-3 * x[0], 1e-3 * x[1]) == pytest.approx((one.step_time.low, one.step_time.high))
+        assert y[0] == y[1]
+        assert (
+            BAR / 2 < PITCH * (y[0] - row - 0.5) < PITCH / 2
+        )  # pixels: below this bar, and nearer to it than to the next
+    for (x, y, tip), one in zip(whiskers("plan_map"), (FOUND.pareto[0], FOUND.pareto[-1]), strict=True):
+        assert [2**30 * place for place in x] == pytest.approx([one.memory.total] * 2)
+        assert y == pytest.approx((one.step_time.low, one.step_time.high))
+        assert tip.replace("<br>", " ") == one.interval
+    for (x, y, tip), one in zip(whiskers("limits"), PLANS.values(), strict=True):
+        assert x == pytest.approx([one.model.parameters / 1e9] * 2)
+        low, high = (2e10 / speed for speed in reversed(one.step_time.around(one.tokens_per_second)))
+        assert y == pytest.approx([low / 86_400, high / 86_400])
+        assert f"{long_time(low)} to {long_time(high)}" in tip
+    ranges = [one.step_time.around(one.mfu) for one in PLANS.values()]
+    speeds = [speed for mfu in ranges for speed in [[312 * share for share in mfu]] * 2]
+    assert [list(y) for _, y, _ in whiskers("roofline")] == [pytest.approx(pair) for pair in speeds]
+
+
+def test_each_rank_has_a_row_of_its_own_on_one_axis_of_time() -> None:
+    figure = figure_of("in_flight")
+    assert [trace.yaxis for trace in figure.data] == [None, "y2", "y3", "y4"]
+    assert [max(trace.y) for trace in figure.data] == [4, 3, 2, 1]
+    assert figure.layout.xaxis.matches == figure.layout.xaxis2.matches == "x4"
+
+
+def test_names_with_angle_brackets_are_no_markup() -> None:
+    curve = figure_of("speed_up").data[0]
+    assert curve.name == "a &lt; b (measured)"
+    assert curve.hovertext[0].startswith("a &lt; b (measured): 1 rank,")
+    bars = zoomable(lost_time({"a <run>": spent(60, 25, 10, 5)}))
+    assert bars.layout.yaxis.ticktext == ("a &lt;run&gt;",)
