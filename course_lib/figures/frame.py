@@ -9,7 +9,7 @@ from course_lib.figures.palette import ORIGINS, Line, Look, Style
 from course_lib.figures.svg import Sheet, text_width
 
 MARGIN = 16.0
-# Paths from their middle.
+# Plotly's markers as paths from their middle.
 SYMBOLS = {
     "circle": "m-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
     "square": "m-4,-4h8v8h-8z",

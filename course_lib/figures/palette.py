@@ -16,7 +16,7 @@ LIKELY = "where 90% of such runs lie"  # the name of ranges around estimates in 
 
 
 RISING, FALLING = "M-2,2l4,-4M0,8l8,-8M6,10l4,-4", "M-2,6l4,4M0,0l8,8M6,-2l4,4"
-PATTERNS = {  # SVG path data, by a sign for it
+PATTERNS = {  # SVG path data, by the name of the most similar pattern of plotly
     "": "",
     "/": RISING,
     "\\": FALLING,
@@ -74,7 +74,7 @@ ORIGINS = {
 
 
 class Line(NamedTuple):
-    """The look of one line of a chart. symbol: a key of `frame.SYMBOLS`.
+    """The look of one line of a chart. symbol: one of plotly's marker names.
 
     dash: lengths in pixels, "" for a line without gaps, None for symbols alone.
     """

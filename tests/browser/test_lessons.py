@@ -200,6 +200,7 @@ def test_a_figure_stays_when_the_theme_changes(lab: Any) -> None:
     assert before["height"] > 200
     notebook.page.emulate_media(color_scheme="dark")
     notebook.page.locator("body[data-jp-theme-light=false]").wait_for(state="attached")
+    expect(figure.locator(".xtick text").first).to_have_css("fill", "rgba(255, 255, 255, 0.87)")
     notebook.page.wait_for_timeout(2000)  # only after a while is it certain that it stays
     after = figure.bounding_box()
     notebook.page.emulate_media(color_scheme="light")

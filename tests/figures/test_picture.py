@@ -150,6 +150,7 @@ def test_a_chart_in_a_cell_is_a_figure_to_touch_and_below_it_its_numbers(
     assert picture.chart is not None
     assert json.loads(text) == json.loads(json.dumps(chart_plotly.stored(picture.chart)))
     assert not re.search(r"https?://", text)
+    assert figure[PLOTLY]["config"]["modeBarButtonsToRemove"] == ["sendChartToCloud"]  # nothing is uploaded
     # Where no script runs, the image replaces the figure; the numbers are below both.
     together = Page(figure["text/html"] + numbers["text/html"])
     assert together.elements == [(tag, words) for tag, words in stored(picture).elements if tag != "i"]
