@@ -106,9 +106,11 @@ class Picture:
     def _image(self, tips: Sequence[Tip]) -> str:
         data = base64.b64encode(self.sheet.write(self.summary, tips=False).encode()).decode()
         places = "".join(_overlay(tip, self.sheet) for tip in tips)
+        height = f"{self.sheet.height:g}"  # known before the image is there
         return (
-            f'<div style="{ROOMY}"><div style="position:relative;display:inline-block">'
+            f'<div style="{ROOMY};--course-high:{height}"><div style="position:relative;display:inline-block">'
             f'<img src="data:image/svg+xml;base64,{data}" alt="{clean(self.summary)}" width="{self.sheet.width}"'
+            f' height="{height}"'
             f' style="display:block;width:{scaled(self.sheet.width)};max-width:none;height:auto;color-scheme:light">'
             f"{places}</div></div>"
         )
