@@ -14,9 +14,9 @@
 #
 # ## Watch four of them
 #
-# Four processes train one model here. Each has a quarter of its layers, so each piece of the data goes through all four
-# and back. The cell runs them, and then follows piece number 2. A row is a process, a colored bar is a computation, and
-# an arrow is a message. The space bar stops and starts, and the arrow keys go from event to event.
+# Four processes train one model here. Each has a part of it, so each piece of the data goes through all of them and
+# back. The cell runs them, and then follows piece number 2. A row is a process, a colored bar is a computation, and an
+# arrow is a message. The space bar stops and starts, and the arrow keys go from event to event.
 
 # %%
 from course_lib import Link, Pace, launch
@@ -28,7 +28,8 @@ step = pipeline_step(SCHEDULES["1f1b"](4, 4), Pace({"forward": 0.04, "backward":
 play(step, title="Four processes, one model", follow=2)
 
 # %% [markdown]
-# By lesson 05 you will know why the white parts are there, and how to get rid of most of them. Now from the beginning.
+# Where it is white, a process waits. Why, and what can be done about it, is what this course is about. Now from the
+# beginning.
 #
 # ## One function, four processes
 
