@@ -86,15 +86,17 @@ class Picture:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """The picture as an image, with its numbers below."""
-        return {"text/plain": self.summary, "text/html": self._image(_largest(self.sheet.tips)) + self._numbers()}
+        return {"text/plain": self.summary, "text/html": self._image() + self._numbers()}
 
-    def _image(self, tips: Sequence[Tip]) -> str:
+    def _image(self) -> str:
         data = base64.b64encode(self.sheet.write(self.summary, tips=False).encode()).decode()
-        places = "".join(_overlay(tip, self.sheet) for tip in tips)
+        places = "".join(_overlay(tip, self.sheet) for tip in _largest(self.sheet.tips))
+        # On paper it may be narrower than on a screen.
+        fit = f"width:{scaled(self.sheet.width)};max-width:max(100cqw,640px);height:auto"
         return (
             f'<div style="{ROOMY}"><div style="position:relative;display:inline-block">'
             f'<img src="data:image/svg+xml;base64,{data}" alt="{clean(self.summary)}" width="{self.sheet.width}"'
-            f' style="display:block;width:{scaled(self.sheet.width)};max-width:none;height:auto;color-scheme:light">'
+            f' style="display:block;{fit};color-scheme:light">'
             f"{places}</div></div>"
         )
 
