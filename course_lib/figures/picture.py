@@ -92,7 +92,7 @@ class Picture:
         data = base64.b64encode(self.sheet.write(self.summary, tips=False).encode()).decode()
         places = "".join(_overlay(tip, self.sheet) for tip in _largest(self.sheet.tips))
         # On paper it may be narrower than on a screen.
-        fit = f"width:{scaled(self.sheet.width)};max-width:max(100cqw,640px);height:auto"
+        fit = f"width:{scaled(self.sheet.width)};max-width:max(100cqw,560px);height:auto"
         return (
             f'<div style="{ROOMY}"><div style="position:relative;display:inline-block">'
             f'<img src="data:image/svg+xml;base64,{data}" alt="{clean(self.summary)}" width="{self.sheet.width}"'
