@@ -153,8 +153,10 @@ def test_steps() -> dict[str, list[str]]:
     in_files = ["--dist", "loadfile", "--no-loadscope-reorder"]
     few, many = (["-n", str(n), *in_files] for n in (min(4, cores), min(4, cores + 1)))
     notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
-    nbval = ["-p", "tests.notebooks.filled", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
-    sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
+    forks = ["-p", "tests.one_fork_server"]
+    kernels = [*forks, "-p", "tests.forked_kernels"]
+    nbval = ["-p", "tests.notebooks.filled", "--nbval", "--nbval-kernel-name=python3", "--nbval-cell-timeout=120"]
+    nbval += ["--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
     elsewhere = ("tests/faults", "tests/browser", "tests/notebooks", "tests/exercises")
     # Importing the readers of notebooks, nbval too, takes seconds: only the steps that need them pay for it.
     others = ["-p", "no:nbval", *(f"--ignore={folder}" for folder in elsewhere)]
@@ -164,10 +166,10 @@ def test_steps() -> dict[str, list[str]]:
         "mypy": ["-m", "mypy"],
         "build": ["lessons/build.py", "--check"],
         # Ranks wait more than they compute.
-        "tests": ["-m", "pytest", "tests", *others, *many],
+        "tests": ["-m", "pytest", *forks, "tests", *others, *many],
         "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
-        "notebooks": ["-m", "pytest", *nbval, sanitize, *few, "tests/exercises", *notebooks, "tests/notebooks"],
-        "browser": ["-m", "pytest", "-p", "no:nbval", "tests/browser", *few],
+        "notebooks": ["-m", "pytest", *kernels, *nbval, *few, "tests/exercises", *notebooks, "tests/notebooks"],
+        "browser": ["-m", "pytest", *kernels, "-p", "no:nbval", "tests/browser", *few],
     }
 
 

@@ -38,6 +38,7 @@ class Group(NamedTuple):
         return self.size // self.per_node
 
 
+@lru_cache(maxsize=4096)
 def group(size: int, stride: int, devices_per_node: int) -> Group:
     """The group of so many devices, each `stride` after the one before, numbered as in spec.py."""
     per_node = max(1, min(size, devices_per_node // stride))
@@ -93,16 +94,15 @@ def ring_through_nodes(op: str, n_bytes: float, group: Group, cluster: Cluster) 
     return seconds - ROUNDS[op] * (group.size - group.nodes) * (link.latency - inside.latency)
 
 
-def all_to_all(n_bytes: float, copies: int, ranks: Group, cluster: Cluster) -> tuple[float, float]:
+def all_to_all(n_bytes: float, copies: int, ranks: Group, cluster: Cluster, once: bool) -> tuple[float, float]:
     """Bytes that one member sends in an all-to-all and its seconds, with n_bytes of tokens for `copies` experts each.
 
-    A token travels once to each node and there once to each device with one of its experts, as in DeepEP (DeepSeek-AI
-    2024, "DeepSeek-V3 Technical Report", section 3.2.2); all of them are equally likely. Both links are in use at once.
+    If `once`, a token travels once to each node and there once to each device with one of its experts, as in DeepEP
+    (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.2.2); else once for each expert, by the same way. All
+    experts are equally likely. Both links are in use at once.
     """
-    inside, across = (
-        n_bytes * (1 - 1 / neighbors) * places * (1 - (1 - 1 / places) ** copies)  # of so many places a token reaches
-        for neighbors, places in ((ranks.per_node, ranks.size), (ranks.nodes, ranks.nodes))
-    )
+    reached = [n * (1 - (1 - 1 / n) ** copies) if once else copies for n in (ranks.size, ranks.nodes)]  # by one token
+    inside, across = (n_bytes * (1 - 1 / n) * to for n, to in zip((ranks.per_node, ranks.nodes), reached, strict=True))
     links = (inside, cluster.inside_link), (across, cluster.between_link)
     return inside + across, max([0.0, *(message_seconds(sent, link) for sent, link in links if sent)])
 

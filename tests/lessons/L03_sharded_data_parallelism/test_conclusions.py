@@ -111,7 +111,7 @@ CONCLUSIONS = [
     ),
     Conclusion(
         "Recomputing everything saves activations, which no stage does, for one more forward pass. Selective "
-        "recomputation saves less of them, and costs little.",
+        "recomputation saves less of them, and costs little as long as it leaves out matrix products.",
         "Korthikanti et al. 2022: 70% for GPT-3; and the planner's time for it",
         lambda: (
             round(1 - kept("selective") / kept("none"), 2) == 0.70
