@@ -110,7 +110,10 @@ def open_lab(page: str) -> int:
 
 def start(arguments: argparse.Namespace) -> int:
     """Open your own copy of an exercise, named by its number; it is made the first time, and never overwritten."""
-    copy = own_copy(chosen("exercise", ROOT.glob("exercises/*/[0-9]*.ipynb"), arguments.names))
+    exercises = sorted(ROOT.glob("exercises/*/[0-9]*.ipynb"))
+    if not arguments.names:
+        stop("\n".join(["Name an exercise, or only its number. There are:", *(page.stem for page in exercises)]))
+    copy = own_copy(chosen("exercise", exercises, arguments.names))
     prepare()
     return open_lab(copy.relative_to(ROOT).as_posix())
 
@@ -189,7 +192,7 @@ def hand_out(arguments: argparse.Namespace) -> int:
     prepare("authors")
     if run("lessons/build.py", "--check"):
         stop("Students would get something else than what is in lessons/, so nothing was copied.")
-    folder = Path(arguments.names[0])
+    folder, solved = Path(arguments.names[0]), re.compile(r" Its solution is in .*?`solutions/`\.", re.DOTALL)
     for name in HANDED_OUT:
         if (ROOT / name).is_dir():
             unwanted = shutil.ignore_patterns(*LEFT_OUT, *(FOR_AUTHORS if name == "lessons" else ()))
@@ -197,6 +200,8 @@ def hand_out(arguments: argparse.Namespace) -> int:
         else:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
+    readme = folder / "README.md"
+    readme.write_text(solved.sub("", readme.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"{folder.resolve()} is what students get. There, python3 course.py lab opens the course.")
     return 0
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from course_lib.planner import explain, memory
 from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
-from course_lib.planner.communication import Group, all_to_all, bytes_sent, collective_seconds, group, message_seconds
+from course_lib.planner.communication import Spread, all_to_all, bytes_sent, collective_seconds, group, message_seconds
 from course_lib.planner.compute import SIZE, LayerTimes, layer_times, logits_times, streaming_seconds
 from course_lib.planner.hardware import LINKS, NINETY_PERCENT, Cluster, Interconnect
 from course_lib.planner.memory import Fit, Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
@@ -394,14 +394,14 @@ def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Slo
             exposed += times * (seconds - hidden * HIDES)
     if model.tied_embeddings and plan.pp > 1 and plan.schedule not in V_SHAPED:
         matrix = recipe(plan).gradient * model.vocab * model.hidden / plan.tp
-        seconds = collective_seconds("all_reduce", matrix, Group(2, 1), cluster)
+        seconds = collective_seconds("all_reduce", matrix, Spread(2, 1), cluster)
         n_bytes, taken, exposed = n_bytes + matrix, taken + seconds, exposed + seconds
     return Flow(n_bytes, links.name, taken, exposed)
 
 
 def _summed_over(
     cluster: Cluster, plan: Plan, m: int, parameters: int, stride: int, sharing: int
-) -> list[tuple[Group, int, str, int, int, str]]:
+) -> list[tuple[Spread, int, str, int, int, str]]:
     """The collectives of parameters whose replicas are `stride` devices apart; groups of `sharing` shard them."""
     shards = group(sharing, stride, cluster.devices_per_node)
     replicas = plan.dp * plan.cp * plan.tp // stride

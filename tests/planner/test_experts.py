@@ -14,7 +14,7 @@ from benchmarks import _mixtures as mixtures
 from benchmarks import _published as published
 from course_lib import launch
 from course_lib.planner import Cluster, Estimate, Found, ModelSpec, Plan, estimate, search
-from course_lib.planner.communication import Group, all_to_all
+from course_lib.planner.communication import Spread, all_to_all
 from course_lib.planner.compute import ROUTING, ROUTING_WAIT
 from course_lib.planner.memory import Memory, model_state
 from course_lib.planner.models import MIXTURES
@@ -173,7 +173,7 @@ def test_real_ranks_send_the_gradients_that_were_predicted(ep: int) -> None:
 # All-to-alls
 
 
-def reached_by_lot(copies: int, ranks: Group, once: bool) -> tuple[float, float]:
+def reached_by_lot(copies: int, ranks: Spread, once: bool) -> tuple[float, float]:
     """Per token: how often it travels inside a node, and to other nodes; its experts are drawn by lot."""
     generator, drawn = random.Random(0), 10_000
     here, elsewhere = 0.0, 0.0
@@ -186,11 +186,11 @@ def reached_by_lot(copies: int, ranks: Group, once: bool) -> tuple[float, float]
     return here / drawn, elsewhere / drawn
 
 
-@pytest.mark.parametrize("ranks", [Group(8, 8), Group(32, 8), Group(64, 8), Group(64, 64)], ids=str)
+@pytest.mark.parametrize("ranks", [Spread(8, 8), Spread(32, 8), Spread(64, 8), Spread(64, 64)], ids=str)
 @pytest.mark.parametrize("copies", [1, 2, 8])
 @pytest.mark.parametrize("once", [True, False])
 def test_a_token_travels_once_to_a_node_and_once_to_a_device_there_or_every_copy_does(
-    copies: int, ranks: Group, once: bool
+    copies: int, ranks: Spread, once: bool
 ) -> None:
     here, elsewhere = reached_by_lot(copies, ranks, once)
     sent, seconds = all_to_all(1e6, copies, ranks, H100, once)
@@ -201,7 +201,7 @@ def test_a_token_travels_once_to_a_node_and_once_to_a_device_there_or_every_copy
 
 def test_a_layer_has_four_all_to_alls_and_six_if_it_is_computed_again() -> None:
     model, plan = MIXTURES["Qwen3 235B"], Plan(dp=64, ep=8, zero=1)
-    sent, seconds = all_to_all(2 * 4096 * 4096, 8, Group(8, 8), H100, once=True)
+    sent, seconds = all_to_all(2 * 4096 * 4096, 8, Spread(8, 8), H100, once=True)
     for recompute, passes in (("none", 4), ("selective", 4), ("full", 6)):
         flow = estimate(model, H100, replace(plan, recompute=recompute), 64).flows["experts"]
         assert flow.bytes == pytest.approx(94 * passes * sent)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from course_lib.planner import Cluster, Plan, estimate
-from course_lib.planner.communication import Group, hierarchical_seconds, ring_seconds, tree_seconds
+from course_lib.planner.communication import Spread, hierarchical_seconds, ring_seconds, tree_seconds
 from course_lib.planner.estimate import Estimate
 from course_lib.planner.memory import layer_activations
 from course_lib.planner.models import GPT3, LLAMA3
@@ -74,7 +74,7 @@ CONCLUSIONS = [
         "the planner's links: 1 GB over 128 devices",
         lambda: (
             ring_seconds("all_reduce", 1e9, 128, CARD)
-            > 4 * hierarchical_seconds("all_reduce", 1e9, Group(128, 8), H100)
+            > 4 * hierarchical_seconds("all_reduce", 1e9, Spread(128, 8), H100)
         ),
     ),
     Conclusion(
