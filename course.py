@@ -110,7 +110,10 @@ def open_lab(page: str) -> int:
 
 def start(arguments: argparse.Namespace) -> int:
     """Open your own copy of an exercise, named by its number; it is made the first time, and never overwritten."""
-    copy = own_copy(chosen("exercise", ROOT.glob("exercises/*/[0-9]*.ipynb"), arguments.names))
+    exercises = sorted(ROOT.glob("exercises/*/[0-9]*.ipynb"))
+    if not arguments.names:
+        stop("\n".join(["Name an exercise, or only its number. There are:", *(page.stem for page in exercises)]))
+    copy = own_copy(chosen("exercise", exercises, arguments.names))
     prepare()
     return open_lab(copy.relative_to(ROOT).as_posix())
 
@@ -153,8 +156,10 @@ def test_steps() -> dict[str, list[str]]:
     in_files = ["--dist", "loadfile", "--no-loadscope-reorder"]
     few, many = (["-n", str(n), *in_files] for n in (min(4, cores), min(4, cores + 1)))
     notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
-    nbval = ["-p", "tests.notebooks.filled", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
-    sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
+    forks = ["-p", "tests.one_fork_server"]
+    kernels = [*forks, "-p", "tests.forked_kernels"]
+    nbval = ["-p", "tests.notebooks.filled", "--nbval", "--nbval-kernel-name=python3", "--nbval-cell-timeout=120"]
+    nbval += ["--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
     elsewhere = ("tests/faults", "tests/browser", "tests/notebooks", "tests/exercises")
     # Importing the readers of notebooks, nbval too, takes seconds: only the steps that need them pay for it.
     others = ["-p", "no:nbval", *(f"--ignore={folder}" for folder in elsewhere)]
@@ -164,10 +169,10 @@ def test_steps() -> dict[str, list[str]]:
         "mypy": ["-m", "mypy"],
         "build": ["lessons/build.py", "--check"],
         # Ranks wait more than they compute.
-        "tests": ["-m", "pytest", "tests", *others, *many],
+        "tests": ["-m", "pytest", *forks, "tests", *others, *many],
         "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
-        "notebooks": ["-m", "pytest", *nbval, sanitize, *few, "tests/exercises", *notebooks, "tests/notebooks"],
-        "browser": ["-m", "pytest", "-p", "no:nbval", "tests/browser", *few],
+        "notebooks": ["-m", "pytest", *kernels, *nbval, *few, "tests/exercises", *notebooks, "tests/notebooks"],
+        "browser": ["-m", "pytest", *kernels, "-p", "no:nbval", "tests/browser", *few],
     }
 
 
@@ -187,7 +192,7 @@ def hand_out(arguments: argparse.Namespace) -> int:
     prepare("authors")
     if run("lessons/build.py", "--check"):
         stop("Students would get something else than what is in lessons/, so nothing was copied.")
-    folder = Path(arguments.names[0])
+    folder, solved = Path(arguments.names[0]), re.compile(r" Its solution is in .*?`solutions/`\.", re.DOTALL)
     for name in HANDED_OUT:
         if (ROOT / name).is_dir():
             unwanted = shutil.ignore_patterns(*LEFT_OUT, *(FOR_AUTHORS if name == "lessons" else ()))
@@ -195,6 +200,8 @@ def hand_out(arguments: argparse.Namespace) -> int:
         else:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
+    readme = folder / "README.md"
+    readme.write_text(solved.sub("", readme.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"{folder.resolve()} is what students get. There, python3 course.py lab opens the course.")
     return 0
 

@@ -1,10 +1,12 @@
 """The planner against published steps of mixtures of experts; `python3 course.py bench planner` prints them, too.
 
-They stand apart from the steps of _published.py: no constant of a device is fitted to them, and the same software on
-the same machine took up to twice as long from one release to the next, so their interval is wider.
+They stand apart from the steps of _published.py: no constant of a device is fitted to them, and their interval is
+wider. Runs that the tables print as equal took up to twice as long from one release to the next; the configurations of
+the releases (scripts/performance/configs) say why: how tokens reach their experts, which is Plan(dispatch=).
 
     left out    matmul as if their whole source were not known; what is left are groups that trained dense models
-    one row     the first row of a stack calibrates, and its others are predicted
+    one row     the first row of a model on a stack calibrates, and its others are predicted: other plans, sizes,
+                formats, releases and ways to the experts
     naive       FLOPs / (devices x peak), times one constant from the same first row
 """
 
@@ -29,6 +31,15 @@ def stacks() -> dict[tuple[str, str], list[Row]]:
     return found
 
 
+def by_model() -> list[list[Row]]:
+    """Rows of each model on each stack."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for stack, rows in stacks().items():
+        for row in rows:
+            found.setdefault((*stack, row["model"].split(",")[0]), []).append(row)
+    return list(found.values())
+
+
 @cache
 def left_out() -> list[Comparison]:
     """Every step as the planner would predict it without any step of its source."""
@@ -42,9 +53,9 @@ def left_out() -> list[Comparison]:
 
 @cache
 def after_one_row() -> list[Comparison]:
-    """All rows of each stack but the first, on the machine that the first row calibrates."""
+    """All rows of each model but the first, on the machine that the first row calibrates."""
     half, found = math.hypot(half_width(0, 1), NINETY_PERCENT * ROUTED_APART), []
-    for first, *others in stacks().values():
+    for first, *others in by_model():
         if others:
             found += [compared(row, matmul_of([first]), half) for row in others]
     return found
@@ -53,7 +64,7 @@ def after_one_row() -> list[Comparison]:
 @cache
 def naive() -> list[Comparison]:
     found = []
-    for first, *others in stacks().values():
+    for first, *others in by_model():
         share = _published.published_seconds(first) / _published.ideal_seconds(first)
         found += [
             Comparison(row, _published.published_seconds(row), share * _published.ideal_seconds(row)) for row in others
@@ -62,8 +73,24 @@ def naive() -> list[Comparison]:
 
 
 def fits() -> dict[str, str]:
-    """Whether each step, all of which ran, fits by the planner."""
-    return {one["id"]: _published.predict(one).fit for rows in stacks().values() for one in rows}
+    """Whether each step fits by the planner; all of them ran. A row with "memory" says what keeps it out of this."""
+    return {one["id"]: _published.predict(one).fit for rows in by_model() for one in rows if "memory" not in one}
+
+
+def least_error() -> tuple[int, float]:
+    """How far runs of several releases that their table prints as equal are from their own mean: rows, and the mean.
+
+    No planner that reads the table alone can do better on them.
+    """
+    alike: dict[str, list[Row]] = {}
+    for row in (row for rows in by_model() for row in rows if "release" in row):
+        plan = {name: value for name, value in row["plan"].items() if name not in ("dispatch", "overlap")}
+        alike.setdefault(f"{row['cluster']} {row['model']} {sorted(plan.items())}", []).append(row)
+    apart = []
+    for rows in (rows for rows in alike.values() if len(rows) > 1):
+        logs = [math.log(_published.published_seconds(row) / row["global_batch"]) for row in rows]
+        apart += [abs(math.exp(one - statistics.mean(logs)) - 1) for one in logs]
+    return len(apart), statistics.mean(apart)
 
 
 def table() -> str:
@@ -84,7 +111,8 @@ def table() -> str:
 
 def report() -> str:
     spread = statistics.pstdev(math.log(one.predicted / one.published) for one in left_out())
-    answers = list(fits().values())
+    answers, kept_out = list(fits().values()), [one for rows in by_model() for one in rows if "memory" in one]
+    alike, least = least_error()
     said = ", ".join(f"{answer}: {answers.count(answer)}" for answer in dict.fromkeys(answers))
     lines = [
         f"mixtures of experts, {name} {_published.summary(found)}; {_published.coverage(found):.0%} in their interval"
@@ -92,4 +120,8 @@ def report() -> str:
     ]
     lines.append(f"... by FLOPs and a constant: {_published.summary(naive())}")
     lines.append(f"... standard deviation of the logarithm, source left out: {spread:.2f}; all ran, and {said}")
+    lines += [f"... not asked whether it fits: {one['id']}: {one['memory']}" for one in kept_out]
+    lines.append(
+        f"... {alike} runs of several releases that their table prints as equal are {least:.1%} from their own mean"
+    )
     return "\n".join(lines)

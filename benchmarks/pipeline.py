@@ -80,8 +80,8 @@ def row(name: str, by_rank: list[tuple[list[list[float]], list[int]]]) -> str:
         ours = statistics.median(map(max, *(times[0] for times, _ in by_rank)))
         return f"{name:<18}{ours * 1e3:>9.2f} ms{'none':>12}{'':>18}{held[0]:>13.2f} MB"
     turns = Turns.of(times for times, _ in by_rank)
-    ours, theirs = turns.medians
-    times = f"{ours * 1e3:>9.2f} ms{theirs * 1e3:>9.2f} ms{turns.ratio:>18}"
+    seconds = turns.medians
+    times = f"{seconds[0] * 1e3:>9.2f} ms{seconds[1] * 1e3:>9.2f} ms{turns.ratio:>18}"
     return f"{name:<18}{times}{held[0]:>13.2f} MB{held[1]:>9.2f} MB"
 
 

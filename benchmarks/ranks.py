@@ -43,14 +43,17 @@ def python(*words: str) -> str:
     """The output of a fresh Python. Raises subprocess.TimeoutExpired if it hangs, after killing all its processes."""
     # Let Python write bytecode, whatever the environment says: a user's launcher is compiled before it is started.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen([sys.executable, *words], env=environment, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, *words]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         printed, _ = process.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
+    except BaseException:
         for one in [*psutil.Process(process.pid).children(recursive=True), process]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-        process.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and ranks whose parent is gone
+        process.wait()  # and not for the end of its output, which a survivor may hold open
         raise
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, words)

@@ -28,7 +28,8 @@ FLOORS: list[set[str]] = [  # from the ground up; rooms on one floor do not impo
     {"lessons"},
 ]
 CLASSROOM: list[set[str]] = [  # the same inside it
-    {"journal", "pages", "presenting", "rooms"},
+    {"answers", "journal", "pages", "presenting", "rooms"},
+    {"grader"},
     {"runs", "checks", "questions"},
     {"progress", "scenarios"},
     {"widgets"},

@@ -28,19 +28,10 @@ if TYPE_CHECKING:
     from course_lib.instruments.ledger import Bytes
 
 KINDS = {"parameters": 1, "gradients": 1, "optimizer": 2}  # bytes of each, in bytes of the parameters
-PARTS = {
-    **{kind: MEMORY_PARTS[kind] for kind in KINDS},
-    "gathered": STYLES["transfer"]._replace(label="gathered layer"),
-}
-PARTS |= {"activations": MEMORY_PARTS["activations"]}
+PARTS = {kind: MEMORY_PARTS[kind] for kind in (*KINDS, "activations")}
+PARTS["gathered"] = STYLES["transfer"]._replace(label="gathered layer")
 ROWS = "at work", *KINDS, "memory"
-LEFT, GAP, ROW, BLOCK, HIGH = (
-    76.0,
-    10.0,
-    26.0,
-    18.0,
-    154.0,
-)  # pixels: of names; between; of a row and block; of a device
+LEFT, GAP, ROW, BLOCK, HIGH = 76.0, 10.0, 26.0, 18.0, 154.0  # pixels: names; between; row, block and device
 SHARED = 0.7  # a rank that holds less of a kind than this holds only its shard
 COLUMNS = "time (ms)", "rank", "does", *(f"{style.label} (bytes)" for style in PARTS.values())
 

@@ -107,11 +107,13 @@ class Picture:
         data = base64.b64encode(self.sheet.write(self.summary, tips=False).encode()).decode()
         places = "".join(_overlay(tip, self.sheet) for tip in tips)
         height = f"{self.sheet.height:g}"  # known before the image is there
+        # On paper it may be narrower than on a screen.
+        fit = f"width:{scaled(self.sheet.width)};max-width:max(100cqw,560px);height:auto"
         return (
             f'<div style="{ROOMY};--course-high:{height}"><div style="position:relative;display:inline-block">'
             f'<img src="data:image/svg+xml;base64,{data}" alt="{clean(self.summary)}" width="{self.sheet.width}"'
             f' height="{height}"'
-            f' style="display:block;width:{scaled(self.sheet.width)};max-width:none;height:auto;color-scheme:light">'
+            f' style="display:block;{fit};color-scheme:light">'
             f"{places}</div></div>"
         )
 

@@ -15,6 +15,7 @@ FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 # Placeholders for values known only when the sheet is written. No text contains them: they are not XML.
 TITLED = re.compile(r"><title>[^<]*</title></\w+>")
+UNSEEN = re.compile(r'<rect[^>]*pointer-events="all"/>')
 HIDDEN = re.compile(r'<g [^>]*visibility="hidden"[^>]*>.*?</g>')
 KEY, BACKGROUND = "\x00", "\x01"
 PIXEL = "var(--jp-content-font-size1,14px) / 14"
@@ -109,7 +110,7 @@ class Sheet:
             f'<rect{size} rx="4" fill="{BACKGROUND}"/>{"".join(self._body)}</svg>'
         )
         if not tips:
-            markup = TITLED.sub("/>", markup)
+            markup = UNSEEN.sub("", TITLED.sub("/>", markup))
         if not themed:  # no player can reach an image
             markup = HIDDEN.sub("", markup)
         key = key or "p" + hashlib.sha1(markup.encode()).hexdigest()[:8]

@@ -50,15 +50,15 @@ class Reducer:
 
     def begin_step(self) -> None:
         """Expect a gradient of each parameter, and to reduce bucket 0 first."""
-        self._missing: list[set[Tensor]] = [set(bucket) for bucket in self._buckets]
+        self._missing = [set(map(id, bucket)) for bucket in self._buckets]
         self._bucket_of = {parameter: missing for missing in self._missing for parameter in missing}
         self._next = 0
         self.has_begun = False
 
     def gradient_is_computed(self, parameter: Tensor) -> None:
-        missing = self._bucket_of[parameter]
-        guards.only_one_backward(parameter in missing)
-        missing.remove(parameter)
+        missing = self._bucket_of[id(parameter)]
+        guards.only_one_backward(id(parameter) in missing)
+        missing.remove(id(parameter))
         self.has_begun = True
         if not missing and self._overlap:
             while self._next < len(self._buckets) and not self._missing[self._next]:

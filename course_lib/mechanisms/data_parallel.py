@@ -66,7 +66,8 @@ def _message(parameters: Sequence[nn.Parameter], weight: float, dtype: torch.dty
 
 def _take_means(parameters: Sequence[nn.Parameter], message: Tensor) -> None:
     """Take the mean gradients from the sum of the ranks' messages."""
-    message /= message[-1].clone()
+    if message[-1] != 1:
+        message /= message[-1].clone()
     *means, had_one = message.split([*(p.numel() for p in parameters), len(parameters) + 1])
     for parameter, mean, is_there in zip(parameters, means, had_one.tolist(), strict=False):
         if is_there:

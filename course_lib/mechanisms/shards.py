@@ -9,6 +9,7 @@ again, and whatever works element by element, as most optimizers do, can work on
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -74,7 +75,7 @@ class Shards:
         flat = self._laid_out([like.new_zeros(view.shape) if own is None else own for own, view in pairs])
         counts = like.new_tensor([gradient is not None for gradient in gradients])
         # An overflow in any gradient makes all counts nan, on all ranks: infinity times zero is nan.
-        counts += 0 * torch.linalg.vector_norm(flat, math.inf)
+        counts += sum(0 * extreme for extreme in flat.aminmax())
         return torch.cat([flat.view(self.n, -1), counts.expand(self.n, -1)], 1)
 
     def receive(self) -> list[Tensor | None]:
@@ -83,9 +84,7 @@ class Shards:
             return [None for _ in self.parameters]
         (work, arrived), self._arriving = self._arriving, None
         work.wait()
-        total = arrived[0].to(master_dtype(arrived.dtype), copy=True)
-        for other in arrived[1:]:
-            total += other
+        total = functools.reduce(torch.add, arrived.to(master_dtype(arrived.dtype)))
         mean, counts = (total[: len(self.shard)] / self.n).to(self.shard.dtype), total[len(self.shard) :].tolist()
         if any(map(math.isnan, counts)):
             mean.fill_(math.nan)

@@ -79,10 +79,9 @@ def deciding(estimates: Sequence[Estimate]) -> str:
     mine, its = (in_seconds(getattr(one.step_time, part)) for one in (first, other))
     what = LOSSES[part][0] if part in LOSSES else "computing"
     text = (
-        f"To decide, measure a step of 1 and of {n}. Which is faster depends on {what}: {mine} in 1 and {its} in {n}. "
-        f"If this takes {factor:.2g} times as long, both are equally fast."
+        f"To decide, measure a step of 1 and of {n}. Which is faster depends on {what}: {mine} in 1 and {its} in {n}."
     )
-    return fill(text, WIDTH)
+    return fill(f"{text} If this takes {factor:.2g} times as long, both are equally fast.", WIDTH)
 
 
 def _equal_at(first: Estimate, other: Estimate, part: str) -> float:

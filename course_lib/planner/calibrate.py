@@ -79,10 +79,9 @@ def fitted(cluster: Cluster, steps: tuple[MeasuredStep, ...]) -> Cluster:
 
     for share, extreme in ((SLOWEST, "slow"), (FASTEST, "fast")):
         if (mean_off(share) > 0) == (extreme == "slow"):
-            raise ValueError(
-                f"measured_seconds={steps[-1].seconds:g} would be as {extreme} as matrix products at {share:.0%} of "
-                f"the peak of {cluster.device} or more so; give seconds of one whole step of a large model and its plan"
-            )
+            like = f"as {extreme} as matrix products at {share:.0%} of the peak of {cluster.device} or more so"
+            advice = "give seconds of one whole step of a large model and its plan"
+            raise ValueError(f"measured_seconds={steps[-1].seconds:g} would be {like}; {advice}")
     return replace(cluster, matmul=fraction_for(mean_off))
 
 

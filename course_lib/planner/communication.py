@@ -27,8 +27,8 @@ LONG_RING = 200
 ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # passes around the ring
 
 
-class Group(NamedTuple):
-    """A process group: `size` members, `per_node` of them in each node it spans."""
+class Spread(NamedTuple):
+    """The spread of a process group over nodes: `size` members, `per_node` of them in each node it spans."""
 
     size: int
     per_node: int
@@ -38,12 +38,13 @@ class Group(NamedTuple):
         return self.size // self.per_node
 
 
-def group(size: int, stride: int, devices_per_node: int) -> Group:
-    """The group of so many devices, each `stride` after the one before, numbered as in spec.py."""
+@lru_cache(maxsize=4096)
+def group(size: int, stride: int, devices_per_node: int) -> Spread:
+    """The spread of so many devices, each `stride` after the one before, numbered as in spec.py."""
     per_node = max(1, min(size, devices_per_node // stride))
     while size % per_node:
         per_node -= 1
-    return Group(size, per_node)
+    return Spread(size, per_node)
 
 
 def bytes_sent(op: str, n_bytes: float, size: int) -> float:
@@ -61,13 +62,13 @@ def tree_seconds(n_bytes: float, size: int, link: Interconnect) -> float:
     return link.launch + 2 * math.ceil(math.log2(size)) * link.latency + 2 * n_bytes / link.achieved
 
 
-def hierarchical_seconds(op: str, n_bytes: float, group: Group, cluster: Cluster) -> float:
+def hierarchical_seconds(op: str, n_bytes: float, group: Spread, cluster: Cluster) -> float:
     inside = ring_seconds(op, n_bytes, group.per_node, cluster.inside_link)
     return inside + ring_seconds(op, n_bytes / group.per_node, group.nodes, cluster.between_link)
 
 
 @lru_cache(maxsize=65_536)
-def collective_seconds(op: str, n_bytes: float, group: Group, cluster: Cluster) -> float:
+def collective_seconds(op: str, n_bytes: float, group: Spread, cluster: Cluster) -> float:
     """The time of the fastest algorithm of a communication library; all-gather and reduce-scatter have rings only."""
     if group.size == 1 or n_bytes == 0:
         return 0.0
@@ -81,7 +82,7 @@ def collective_seconds(op: str, n_bytes: float, group: Group, cluster: Cluster) 
     return min(ring, tree_seconds(n_bytes, group.size, cluster.between_link))
 
 
-def ring_through_nodes(op: str, n_bytes: float, group: Group, cluster: Cluster) -> float:
+def ring_through_nodes(op: str, n_bytes: float, group: Spread, cluster: Cluster) -> float:
     """The time around a ring that crosses nodes, using the network cards of all members at once.
 
     In each step every member waits for the slowest, and all share the network: the more members, the less bandwidth is
@@ -93,16 +94,15 @@ def ring_through_nodes(op: str, n_bytes: float, group: Group, cluster: Cluster) 
     return seconds - ROUNDS[op] * (group.size - group.nodes) * (link.latency - inside.latency)
 
 
-def all_to_all(n_bytes: float, copies: int, ranks: Group, cluster: Cluster) -> tuple[float, float]:
+def all_to_all(n_bytes: float, copies: int, ranks: Spread, cluster: Cluster, once: bool) -> tuple[float, float]:
     """Bytes that one member sends in an all-to-all and its seconds, with n_bytes of tokens for `copies` experts each.
 
-    A token travels once to each node and there once to each device with one of its experts, as in DeepEP (DeepSeek-AI
-    2024, "DeepSeek-V3 Technical Report", section 3.2.2); all of them are equally likely. Both links are in use at once.
+    If `once`, a token travels once to each node and there once to each device with one of its experts, as in DeepEP
+    (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.2.2); else once for each expert, by the same way. All
+    experts are equally likely. Both links are in use at once.
     """
-    inside, across = (
-        n_bytes * (1 - 1 / neighbors) * places * (1 - (1 - 1 / places) ** copies)  # of so many places a token reaches
-        for neighbors, places in ((ranks.per_node, ranks.size), (ranks.nodes, ranks.nodes))
-    )
+    reached = [n * (1 - (1 - 1 / n) ** copies) if once else copies for n in (ranks.size, ranks.nodes)]  # by one token
+    inside, across = (n_bytes * (1 - 1 / n) * to for n, to in zip((ranks.per_node, ranks.nodes), reached, strict=True))
     links = (inside, cluster.inside_link), (across, cluster.between_link)
     return inside + across, max([0.0, *(message_seconds(sent, link) for sent, link in links if sent)])
 

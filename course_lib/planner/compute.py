@@ -33,11 +33,13 @@ TILE = 128 * 256  # results that one core computes at a time: the large tile of 
 WAVE = 0.5  # the part of the last wave of tiles that is idle on average
 # Factor on the bytes where small kernels are not fused: fusing made 175B 19% faster (SC21 paper, section 5.8).
 UNFUSED = 3.5
-# Reads and writes of each routed copy: sorted by device, then by expert; back by device, and summed up for its token.
-ROUTING = 7
-# Seconds that a device waits for its host in a layer with experts, and twice that in backward: the host has to learn
-# how many tokens each expert received before it can launch their products. Fitted to the median of published steps.
-ROUTING_WAIT = 0.5e-3
+# Reads and writes of each routed copy: sorted by device, then by expert; back by device, and summed up for its token. A
+# library's all-to-alls need further kernels before and after them. Fitted to published steps of mixtures.
+ROUTING = {"fused": 7, "capacity": 17, "all-to-all": 17}
+# Seconds that a device waits for its host in a layer with experts, and twice that in backward: after a library's
+# all-to-all the host has to learn how many tokens each expert received before it can launch their products. Fitted, as
+# the above, to the mean error; chosen without any one source, release, chip or model they come out the same or near.
+ROUTING_WAIT = {"fused": 0.1e-3, "capacity": 0.1e-3, "all-to-all": 1.2e-3}
 KERNEL = 4e-6  # seconds that a kernel needs to begin and end
 BACKWARD_BYTES = 1.5  # a kernel that reads x and writes y forward, reads x and dy and writes dx backward
 SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2, "mxfp8": 2, "nvfp4": 2}  # bytes of an activation
@@ -72,7 +74,8 @@ class LayerTimes(NamedTuple):
 
     backward: gradients of the inputs.  weight_grad: those of the weights.
     selective: what "selective" recomputation computes twice: attention from the scores to their sum over the values;
-        norms and the activation function where attention is one kernel, which does so anyway.
+        norms and the activation function where attention is one kernel, which does so anyway, and what latents are
+        multiplied with.
     """
 
     forward: float
@@ -89,20 +92,22 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     products = [*(product_of(matrix, tokens, cut) for matrix in model.matrices), *_expert_products(model, cut)]
     small = small_kernel_seconds(_layer_bytes(model, cut, tokens), device, cut)
     cast, cast_backward = _cast_seconds(model, device, cut)
-    waits = ROUTING_WAIT if model.experts else 0.0
+    waits = ROUTING_WAIT[cut.dispatch] if model.experts else 0.0
     # Gradients of biases and norms are sums over all tokens, so what comes in from above is read once more.
     summed = 4 * model.hidden + (sum(p.n for p in products if p.m == tokens) if model.biases else 0)
     bias = streaming_seconds(SIZE[precision] * tokens * summed, device)
-    forward = sum(product_seconds(p, device, precision) for p in products)
+    each = [product_seconds(p, device, precision) for p in products]
+    again = small_kernel_seconds(_pointwise_bytes(model, cut, tokens), device, cut)
+    again += sum(each[1:3]) if model.latent else 0.0  # up to queries, keys and values
     inputs = sum(product_seconds(Product(p.m, p.k, p.n, p.batch), device, precision) for p in products)
     weights = sum(product_seconds(Product(p.k, p.n, p.m, p.batch), device, precision) for p in products)
     # The gradients of a micro-batch are added to those of the ones before: two reads and a write, and one write before.
     added = streaming_seconds(4 * SIZE[precision] * sum(p.k * p.n * p.batch for p in products), device)
     return LayerTimes(
-        forward + attention + small + cast + 6 * KERNEL + waits,
+        sum(each) + attention + small + cast + 6 * KERNEL + waits,
         inputs + attention_backward + cast_backward + BACKWARD_BYTES * small + 9 * KERNEL + 2 * waits,
         weights + added + bias,
-        small_kernel_seconds(_pointwise_bytes(model, cut, tokens), device, cut) if model.flash_attention else attention,
+        again if model.flash_attention else attention,
     )
 
 
@@ -165,7 +170,7 @@ def _layer_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
     """
     sums = (6 + (1 if model.dropout else 0)) * model.hidden / (cut.tp if cut.sequence_parallel else 1)
     layout = 2 * (2 * model.attention_width + 2 * model.key_value_width) / cut.tp
-    moved = tokens * (sums + layout) + ROUTING * routed_tokens(model, cut) * model.hidden
+    moved = tokens * (sums + layout) + ROUTING[cut.dispatch] * routed_tokens(model, cut) * model.hidden
     return SIZE[cut.precision] * moved + _pointwise_bytes(model, cut, tokens)
 
 

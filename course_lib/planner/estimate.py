@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from course_lib.planner import explain
+from course_lib.planner import explain, memory
 from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
-from course_lib.planner.communication import Group, all_to_all, bytes_sent, collective_seconds, group, message_seconds
+from course_lib.planner.communication import Spread, all_to_all, bytes_sent, collective_seconds, group, message_seconds
 from course_lib.planner.compute import SIZE, LayerTimes, layer_times, logits_times, streaming_seconds
-from course_lib.planner.hardware import NINETY_PERCENT, Cluster, Interconnect
+from course_lib.planner.hardware import LINKS, NINETY_PERCENT, Cluster, Interconnect
 from course_lib.planner.memory import Fit, Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
@@ -29,10 +29,11 @@ from course_lib.timeline import Timeline
 # its first and last pieces have nothing to hide behind. Fitted to all published steps together.
 HIDES = 0.5
 # How much further steps of mixtures of experts lie from estimates than others: a standard deviation of the logarithm.
-ROUTED_APART = 0.3
+ROUTED_APART = 0.12
 # Bytes of a parameter that is gathered in 8 bits, as by Megatron Core (fp8_param_gather), which gathers none in 4.
 GATHERED = {"fp8": 1, "mxfp8": 1}
 NOTHING = Work(0.0, 0.0, 0.0)
+Pair: TypeAlias = "tuple[float, float]"
 
 
 class Flow(NamedTuple):
@@ -83,8 +84,7 @@ class StepTime(NamedTuple):
 
     @property
     def total(self) -> float:
-        traffic = self.tensor + self.context + self.pipeline + self.data + self.experts
-        return self.compute + self.recompute + traffic + self.bubble + self.optimizer
+        return sum(self[:-1])
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ class Estimate:
     def timeline(self) -> Timeline:
         """The step of one pipeline, simulated action by action, followed by gradient traffic and the optimizer."""
         model, plan = self.model, self.plan
-        m = plan.micro_batches(self.global_batch)
         layer = layer_cost(model, self.cluster, plan.slice)
         *others, last = layers_of_stages(model.layers, plan.depth.n_stages)
         works = [*(work_of(layers, layer.work) for layers in others), work_of(last, layer.work, layer.logits)]
         message = _message_seconds(model, self.cluster, plan) if plan.pp > 1 else 0.0
         forward, backward, weight_grad = map(list, zip(*works, strict=True))
-        return simulate(plan.depth.schedule_of(m), forward, backward, weight_grad, message)
+        schedule = plan.depth.schedule_of(plan.micro_batches(self.global_batch))
+        return simulate(schedule, forward, backward, weight_grad, message)
 
 
 def estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) -> Estimate:
@@ -229,6 +229,9 @@ def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
     experts = _expert_flow(model, cluster, cut, times.forward + times.backward)
     routed = experts.exposed / (forwards + 1)
     again = cut.recomputed * {"none": 0.0, "selective": times.selective, "full": times.forward}[cut.recompute]
+    # Activations wait on the host while others are computed; what is exposed is their price, like recomputing them.
+    away = cut.offloaded * memory.layer_activations(model, cut, cut.recompute) / LINKS[cluster.spec.host].achieved
+    again += max(away - times.forward, 0.0) + max(away - times.backward - times.weight_grad, 0.0)
     work = Work(
         times.forward + once + gather + routed,
         times.backward + again + (forwards - 1) * (once + gather) + back + 2 * gather + forwards * routed,
@@ -243,9 +246,7 @@ def _link(cluster: Cluster, span: int) -> Interconnect:
     return cluster.inside_link if span <= cluster.devices_per_node else cluster.between_link
 
 
-def _tensor_traffic(
-    model: ModelSpec, cluster: Cluster, cut: Slice, times: LayerTimes
-) -> tuple[tuple[float, float], tuple[float, float], float]:
+def _tensor_traffic(model: ModelSpec, cluster: Cluster, cut: Slice, times: LayerTimes) -> tuple[Pair, Pair, float]:
     """A layer's tensor traffic: seconds and exposed seconds, forward and backward, and bytes sent.
 
     Two all-reduces forward, two backward (Megatron's g and f); one each where routed experts, which are not cut, are
@@ -291,7 +292,8 @@ def _expert_flow(model: ModelSpec, cluster: Cluster, cut: Slice, computing: floa
     Each takes as long as the busiest rank. Hidden ones run during the computation of another micro-batch.
     """
     ranks, passes = group(cut.ep, 1, cluster.devices_per_node), 2 * (cut.forwards + 1)
-    sent, one = all_to_all(_hidden_states(model, cut) / cut.tp, model.active_experts, ranks, cluster)
+    n_bytes, once = _hidden_states(model, cut) / cut.tp, cut.dispatch == "fused"
+    sent, one = all_to_all(n_bytes, model.active_experts, ranks, cluster, once)
     seconds = passes * model.imbalance * one
     return Flow(passes * sent, _link(cluster, cut.ep).name, seconds, _exposed(seconds, computing, cut.hides_experts))
 
@@ -334,7 +336,7 @@ def _pace(model: ModelSpec, cluster: Cluster, cut: Slice, depth: Depth) -> Slowe
 
 
 def work_of(layers: int, layer: Work, logits: Work = NOTHING) -> Work:
-    return Work(*(layers * each + more for each, more in zip(layer, logits, strict=True)))
+    return Work(layers * layer[0] + logits[0], layers * layer[1] + logits[1], layers * layer[2] + logits[2])
 
 
 def _pipeline_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, lead: float) -> Flow:
@@ -392,14 +394,14 @@ def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Slo
             exposed += times * (seconds - hidden * HIDES)
     if model.tied_embeddings and plan.pp > 1 and plan.schedule not in V_SHAPED:
         matrix = recipe(plan).gradient * model.vocab * model.hidden / plan.tp
-        seconds = collective_seconds("all_reduce", matrix, Group(2, 1), cluster)
+        seconds = collective_seconds("all_reduce", matrix, Spread(2, 1), cluster)
         n_bytes, taken, exposed = n_bytes + matrix, taken + seconds, exposed + seconds
     return Flow(n_bytes, links.name, taken, exposed)
 
 
 def _summed_over(
     cluster: Cluster, plan: Plan, m: int, parameters: int, stride: int, sharing: int
-) -> list[tuple[Group, int, str, int, int, str]]:
+) -> list[tuple[Spread, int, str, int, int, str]]:
     """The collectives of parameters whose replicas are `stride` devices apart; groups of `sharing` shard them."""
     shards = group(sharing, stride, cluster.devices_per_node)
     replicas = plan.dp * plan.cp * plan.tp // stride

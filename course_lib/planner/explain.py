@@ -24,15 +24,13 @@ def why(
 
     capacity: bytes of a device that a step can use.  seconds: of a step, by part.
     """
-    largest = max(memory.parts, key=lambda name: memory.parts[name])
+    largest, n_bytes = max(memory.parts.items(), key=lambda part: part[1])
     where = f"the fullest device (pipeline rank {memory.rank})" if plan.pp > 1 else "each device"
-    needs = f"{where} needs {_gib(memory.total)}"
-    span = f"{needs}, {_gib(memory.low)} to {_gib(memory.high)} by the software"
+    span = f"{where} needs {_gib(memory.total)}, {_gib(memory.low)} to {_gib(memory.high)} by the software"
     fit = memory.fit(capacity)
     if fit == "fits":
         return f"It fits: {span}, of {_gib(capacity)}. {_time(seconds)}"
-    share = memory.parts[largest] / memory.total
-    full = f"It {fit}: {span}, and {_gib(capacity)} are there; {share:.0%} of it is {largest}."
+    full = f"It {fit}: {span}, and {_gib(capacity)} are there; {n_bytes / memory.total:.0%} of it is {largest}."
     return f"{full} {_remedy(model, plan, global_batch, capacity)} {_time(seconds)}"
 
 

@@ -66,6 +66,7 @@ class Device:
     stacks: how many published stacks of software on this device `matmul` was fitted to.  largest: devices of the
     largest of those runs.  precisions: that they computed in.  sizes: parameters of their smallest and largest model.
     mixtures: active parameters of the smallest and largest mixture of experts that was published on it.
+    host: its link to the memory of its host.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Device:
     precisions: Sequence[str] = ()
     sizes: Sequence[float] = ()
     mixtures: Sequence[float] = ()
+    host: str = "PCIe 5"
 
 
 def _device(tflops: dict[str, float], **figures: Any) -> Device:
@@ -122,14 +124,9 @@ class Cluster:
             value = getattr(self, name)
             if value not in catalogue and (name, value) != ("inside", None):
                 raise ValueError(f"{name}={value!r} is not in the catalogue; it has {', '.join(catalogue)}")
-        for name in ("nodes", "devices_per_node"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} has to be at least 1")
-        if self.devices > LARGEST_CLUSTER:
-            raise ValueError(
-                f"nodes={self.nodes} x devices_per_node={self.devices_per_node} makes {self.devices} devices; "
-                f"choose 1 to {LARGEST_CLUSTER:,}"
-            )
+        if min(self.nodes, self.devices_per_node) < 1 or self.devices > LARGEST_CLUSTER:
+            made = f"nodes={self.nodes} x devices_per_node={self.devices_per_node} makes {self.devices} devices"
+            raise ValueError(f"{made}; choose 1 to {LARGEST_CLUSTER:,}")
 
     @property
     def devices(self) -> int:

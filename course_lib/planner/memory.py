@@ -23,10 +23,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from course_lib.planner.bubbles import in_flight
-from course_lib.planner.compute import SIZE, routed_tokens
+from course_lib.planner.compute import CAST, SIZE, routed_tokens
 from course_lib.planner.hardware import GiB
 from course_lib.planner.spec import Depth, ModelSpec, Parameters, Plan, Slice, layers_of_stages
 
@@ -38,6 +38,7 @@ HOLES = 0.03  # share of all tensors that the allocator cannot fill: 1.0, 1.5 an
 # (tests/planner/test_memory_interval.py fits it).
 SPREAD = 0.12
 PLAIN_LOSS = 8  # bytes of a logit besides: a copy in 32 bits, and its gradient
+Pair: TypeAlias = "tuple[int, int]"  # for parameters in every layer, and for those of experts
 Fit = Literal["fits", "may fit", "does not fit"]
 FITS: tuple[Fit, ...] = get_args(Fit)
 
@@ -95,7 +96,7 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> float:
-        return self.tensors + self.margin
+        return (1 + HOLES) * self.tensors + DRIVER + self.libraries
 
     @property
     def low(self) -> float:
@@ -124,22 +125,19 @@ def memory_of(ranks: Iterable[int], model: ModelSpec, plan: Plan, n_micro_batche
     again, kept = (layer_activations(model, plan.slice, recompute) for recompute in (plan.recompute, "none"))
     of_layer = plan.recomputed * again + (1 - plan.recomputed) * kept
     lasting, once = _buffers(model, plan, tokens, whole), _backward_of_a_layer(model, plan, tokens)
-    if plan.recompute == "full":  # the layer that is being computed again
-        once += kept
+    once += kept if plan.recompute == "full" else 0.0  # the layer that is being computed again
+    plain_layer, sent = _plain(model, plan)
     libraries = CHANNELS * sum(size > 1 for size in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp, plan.ep))
-    for rank in ranks:
-        held, layers, is_first, is_last = rank_shape(model, plan.depth, rank)
-        everywhere = model_state(share(held.cut, plan.tp) + held.whole, plan)
-        experts = model_state(held.routed // plan.ep, plan, plan.expert_sharing)
-        parameters, gradients, optimizer = map(sum, zip(everywhere, experts, strict=True))
+    shares = (plan.tp, plan.ep), (plan.sharing, plan.expert_sharing)
+    held = _held(tuple(ranks), model, plan.depth, *shares, recipe(plan), plan.zero)
+    for rank, layers, is_first, is_last, (parameters, gradients, optimizer) in held:
         micro_batches = in_flight(plan, rank, n_micro_batches) / plan.virtual_stages
-        activations = micro_batches * layers * of_layer
-        if is_first and model.dropout:
-            activations += micro_batches * tokens * model.hidden * whole
+        activations = (1 - plan.offloaded) * micro_batches * layers * of_layer
+        activations += micro_batches * tokens * model.hidden * whole if is_first and model.dropout else 0.0
         logits = _logits(model, plan, tokens, whole) if is_last else 0.0
         # Logits are gone when the backward of the layers begins, so only the larger of the two counts.
         buffers = lasting + max(once - logits, 0.0) + _matrices_of_ends(model, plan, is_first, is_last)
-        plain = _plain(model, plan, tokens * micro_batches, layers)
+        plain = tokens * micro_batches * (layers * plain_layer + sent)
         plain += PLAIN_LOSS * tokens * model.vocab / plan.tp if is_last else 0.0
         plain += parameters if _sums_apart(plan) and plan.zero < 2 else 0.0  # 16-bit gradients of all layers
         yield Memory(parameters, gradients, optimizer, activations, logits, buffers, plain, libraries, rank)
@@ -150,12 +148,26 @@ def model_state(parameters: int, plan: Plan, sharing: int | None = None) -> tupl
 
     sharing: over how many replicas ZeRO shards them; None: over the plan's, which are not those of experts.
     """
-    size, shared = recipe(plan), share(parameters, sharing or plan.sharing)
-    return (
-        size.parameter * (shared if plan.zero >= 3 else parameters),
-        size.gradient * (shared if plan.zero >= 2 else parameters),
-        size.optimizer * (shared if plan.zero >= 1 else parameters),
-    )
+    return _state(parameters, recipe(plan), plan.zero, sharing or plan.sharing)
+
+
+def _state(parameters: int, size: StateBytes, zero: int, sharing: int) -> tuple[int, int, int]:
+    held = [share(parameters, sharing) if zero >= stage else parameters for stage in (3, 2, 1)]
+    return size.parameter * held[0], size.gradient * held[1], size.optimizer * held[2]
+
+
+@lru_cache(maxsize=4096)
+def _held(
+    ranks: tuple[int, ...], model: ModelSpec, depth: Depth, cut: Pair, sharing: Pair, size: StateBytes, zero: int
+) -> list[tuple[int, int, bool, bool, list[int]]]:
+    """Of each rank: itself, its layers, whether it has embedding and logits, and the bytes of its model state."""
+    found = []
+    for rank in ranks:
+        held, layers, is_first, is_last = rank_shape(model, depth, rank)
+        numbers = share(held.cut, cut[0]) + held.whole, held.routed // cut[1]
+        states = (_state(one, size, zero, by) for one, by in zip(numbers, sharing, strict=True))
+        found.append((rank, layers, is_first, is_last, [sum(part) for part in zip(*states, strict=True)]))
+    return found
 
 
 def share(n: int, ranks: int) -> int:
@@ -173,12 +185,12 @@ def rank_shape(model: ModelSpec, depth: Depth, rank: int) -> tuple[Parameters, i
 
 
 @lru_cache(maxsize=4096)
-def candidates(model: ModelSpec, depth: Depth) -> list[int]:
+def candidates(model: ModelSpec, depth: Depth) -> tuple[int, ...]:
     """The ranks that can be the fullest: earlier ones hold more activations, so the first of each number of layers."""
     first_with: dict[int, int] = {}
     for rank in range(depth.pp):
         first_with.setdefault(rank_shape(model, depth, rank)[1], rank)
-    return sorted({0, depth.pp - 1, *first_with.values()})
+    return tuple(sorted({0, depth.pp - 1, *first_with.values()}))
 
 
 @lru_cache(maxsize=4096)
@@ -188,24 +200,31 @@ def layer_activations(model: ModelSpec, cut: Slice, recompute: str) -> float:
     Without recomputation, for GPT in 16 bits with dropout: s b h (10 + 24 / t + 5 a s / h t), the paper's equation 2
     (34 s b h + 5 a s^2 b on one device); with sequence parallelism all of it is divided by t, its equation 4.
     Selective recomputation drops what takes much memory and little computing: the scores, or, where attention keeps
-    none, what norms and the activation function make. No published figure stands behind the latter: it is assumed for
-    Llama 3 405B, which frees tensors early that its paper does not name, and only may fit without.
+    none, what norms and the activation function make, and queries, keys and values made of latents. No published
+    figure stands behind the latter: it is assumed for Llama 3 405B, which frees tensors early that its paper does
+    not name, and only may fit without.
     """
     tokens, size, h = cut.micro_batch * model.sequence / cut.cp, SIZE[cut.precision], model.hidden
     mask = 1 if model.dropout else 0
     again = recompute == "selective" and model.flash_attention  # what norms and the activation function make
-    norms = (2 if again else 4) * size
+    kept = 1 if cut.precision in CAST else size  # bytes of what products read: cast before it is kept
+    norms = 2 * size + (0 if again else 2 * kept)
     whole = tokens * h * (norms + 2 * mask) / (cut.tp if cut.sequence_parallel else 1)  # into and out of norms; masks
     if recompute == "full":
         return tokens * h * size / (cut.tp if cut.sequence_parallel else 1)
     # Queries, keys, values, and what goes into `out`.
     heads = tokens * size * (2 * model.attention_width + 2 * model.key_value_width)
-    mlp = tokens * size * (model.up_width + (0 if again else model.mlp_width))
+    if again and model.latent:  # the latent vectors alone, as in DeepSeek-V3 (its report, section 3.2.3)
+        heads = tokens * size * (model.attention_width + cut.tp * sum(model.latent))
+    mlp = tokens * (size * model.up_width + (0 if again else kept * model.mlp_width))
     scores = 0.0
     if not model.flash_attention and recompute == "none":  # after softmax, the mask, and after dropout
         scores = tokens * model.sequence * model.heads * (size + mask * (1 + size))
-    experts = model.hidden + (2 + model.gated_mlp - again) * model.expert_ffn  # inputs, too: they are copies
-    return whole + (heads + mlp + scores) / cut.tp + routed_tokens(model, cut) * size * experts
+    # Of each copy of a token its input, what the first products make, and what the activation function leaves.
+    experts = (
+        kept * (model.hidden + (0 if again else model.expert_ffn)) + size * (1 + model.gated_mlp) * model.expert_ffn
+    )
+    return whole + (heads + mlp + scores) / cut.tp + routed_tokens(model, cut) * experts
 
 
 def _logits(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
@@ -214,16 +233,16 @@ def _logits(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
     return tokens * (2 * size * model.hidden * whole + (size + 4) * model.vocab / plan.tp)
 
 
-def _plain(model: ModelSpec, plan: Plan, tokens: float, layers: int) -> float:
-    """Bytes of activations that plain software keeps besides, for all tokens in flight.
+def _plain(model: ModelSpec, plan: Plan) -> tuple[float, float]:
+    """Bytes of activations that plain software keeps besides, for each token in flight: of a layer, and of all stages.
 
     The gate's activation function, where it is not one kernel with the product, and what a stage has sent on.
     """
     is_again = plan.recompute == "full" or (plan.recompute == "selective" and model.flash_attention)
     width = model.mlp_width + model.active_experts * model.imbalance * model.expert_ffn
-    gated = layers * (1 - plan.recomputed * is_again) * model.gated_mlp * width / plan.tp
+    gated = (1 - plan.recomputed * is_again) * model.gated_mlp * width / plan.tp
     sent = plan.virtual_stages * model.hidden / (plan.tp if plan.sequence_parallel else 1) if plan.pp > 1 else 0.0
-    return SIZE[plan.precision] * tokens * (gated + sent)
+    return SIZE[plan.precision] * gated, SIZE[plan.precision] * sent
 
 
 def _backward_of_a_layer(model: ModelSpec, plan: Plan, tokens: float) -> float:

@@ -108,10 +108,8 @@ def search(
     with no_collection():
         estimates = [unchecked_estimate(model, cluster, plan, global_batch) for plan in plans]
     if not estimates:
-        raise ValueError(
-            f"no plan divides global_batch={global_batch} and this model among {cluster.devices} devices; "
-            f"make the batch a multiple of the number of replicas, for instance {cluster.devices}"
-        )
+        advice = f"make the batch a multiple of the number of replicas, for instance {cluster.devices}"
+        raise ValueError(f"no plan divides {global_batch=} and this model among {cluster.devices} devices; {advice}")
     return Found(sorted(estimates, key=lambda found: (FITS.index(_fit(found, within)), found.step_time.total)), within)
 
 

@@ -29,9 +29,11 @@ from course_lib.schedules import Schedule
 
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
+DISPATCH = ("fused", "capacity", "all-to-all")
 OVERLAPS = ("data", "tensor", "pipeline", "experts")
 V_SHAPED = ("zbv", "dualpipev")  # two stages on each rank; the second half of the model comes back up the ranks
 PLANNED = tuple(schedules.SCHEDULES)
+CHOICES = {"schedule": PLANNED, "recompute": RECOMPUTE, "precision": PRECISIONS, "zero": range(4), "dispatch": DISPATCH}
 
 
 class Parameters(NamedTuple):
@@ -108,9 +110,7 @@ class ModelSpec:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} has to be at least 1")
         if not bool(self.experts) <= self.active_experts <= self.experts or bool(self.experts) > self.expert_ffn:
-            raise ValueError(
-                f"{self.experts} experts need active_experts, 1 up to all of them, and a width, expert_ffn"
-            )
+            raise ValueError(f"{self.experts} experts need active_experts, 1 to all of them, and a width, expert_ffn")
         if self.head_width is None and self.hidden % self.heads:
             raise ValueError(f"heads={self.heads} does not divide hidden={self.hidden}; choose one that does")
         if self.heads % self.key_value_heads:
@@ -130,9 +130,8 @@ class ModelSpec:
     @property
     def attention_width(self) -> int:
         """The width of all heads in attention; in latent attention the mean of its two products."""
-        return self.heads * (
-            (self.head_width or self.hidden // self.heads) + (self.latent[2] // 2 if self.latent else 0)
-        )
+        width = self.head_width or self.hidden // self.heads
+        return self.heads * (width + (self.latent[2] // 2 if self.latent else 0))
 
     @property
     def key_value_width(self) -> int:
@@ -276,6 +275,8 @@ class Slice(NamedTuple):
     recomputed: float
     ep: int = 1
     hides_experts: bool = False
+    dispatch: str = "fused"
+    offloaded: float = 0.0
 
     @property
     def forwards(self) -> float:
@@ -327,8 +328,10 @@ class Plan:
 
     recomputed: the share of every rank's layers that recompute is for; 0.5 for every other one.
     ep: devices that divide the experts of a layer among them; tensor parallelism does not cut an expert.
-
-    Not modelled: offload to the host.
+    dispatch: how tokens reach their experts: by kernels made for it ("fused": DeepEP, HybridEP), which send it once to
+        each device; or by a library's all-to-alls, which send every copy, and for which the host has to learn first how
+        many go where ("all-to-all"), unless every expert takes the same number and drops the rest ("capacity").
+    offloaded: the share of every rank's layers whose activations wait for backward in the memory of the host.
 
     Raises ValueError for values that no model could be trained with.
     """
@@ -350,23 +353,24 @@ class Plan:
     shards: int | None = None
     recomputed: float = 1.0
     ep: int = 1
+    dispatch: str = "fused"
+    offloaded: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.recomputed <= 1 or (self.recomputed < 1 and self.recompute == "none"):
-            raise ValueError(
-                f"recomputed={self.recomputed} with recompute={self.recompute!r}: give the share of the layers that "
-                f"are computed again, above 0 and up to 1, and recompute='full' or 'selective'"
-            )
+            need = "the share of the layers to compute again, above 0 and up to 1, and recompute='full' or 'selective'"
+            raise ValueError(f"recomputed={self.recomputed} with recompute={self.recompute!r}: give {need}")
         if self.shards is not None and (self.zero == 0 or self.shards < 1 or self.dp * self.cp % self.shards):
+            what = f"zero={self.zero} among {self.dp * self.cp} replicas"
             raise ValueError(
-                f"shards={self.shards} cannot share out zero={self.zero} among {self.dp * self.cp} replicas; choose a "
-                f"divisor of their number and zero=1, 2 or 3"
+                f"shards={self.shards} cannot share out {what}; choose a divisor of them and zero=1, 2 or 3"
             )
+        if not 0 <= self.offloaded < 1:
+            raise ValueError(f"offloaded={self.offloaded} is no share of the layers; give 0 or more, and below 1")
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual_stages"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} has to be at least 1")
-        known = {"schedule": PLANNED, "recompute": RECOMPUTE, "precision": PRECISIONS, "zero": (0, 1, 2, 3)}
-        for name, choices in known.items():
+        for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 listed = ", ".join(map(str, choices))
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {listed}")
@@ -377,10 +381,8 @@ class Plan:
         if self.schedule in V_SHAPED and self.virtual_stages != 2:
             raise ValueError(f"virtual_stages={self.virtual_stages} with schedule={self.schedule!r}; a V has 2")
         if self.schedule not in ("interleaved_1f1b", *V_SHAPED) and self.virtual_stages > 1:
-            raise ValueError(
-                f"virtual_stages={self.virtual_stages} with schedule={self.schedule!r}; only interleaved_1f1b and "
-                f"the V-shaped schedules have several stages on a rank"
-            )
+            only = "only interleaved_1f1b and the V-shaped schedules have several stages on a rank"
+            raise ValueError(f"virtual_stages={self.virtual_stages} with schedule={self.schedule!r}; {only}")
 
     @property
     def devices(self) -> int:
@@ -399,7 +401,8 @@ class Plan:
     @cached_property
     def slice(self) -> Slice:
         how = self.sequence_parallel, self.recompute, self.precision, "tensor" in self.overlap, self.fused
-        return Slice(self.tp, self.cp, self.micro_batch, *how, self.recomputed, self.ep, "experts" in self.overlap)
+        experts = self.ep, "experts" in self.overlap, self.dispatch
+        return Slice(self.tp, self.cp, self.micro_batch, *how, self.recomputed, *experts, self.offloaded)
 
     @cached_property
     def depth(self) -> Depth:
@@ -425,10 +428,8 @@ def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int)
         yield f"{factors} makes {plan.devices} devices, but the cluster has {n_devices}{advice}"
     each = plan.dp * plan.micro_batch
     if global_batch < 1 or global_batch % each:
-        yield (
-            f"global_batch={global_batch} does not divide among dp={plan.dp} ranks in micro-batches of "
-            f"{plan.micro_batch}; make it a multiple of {each}"
-        )
+        ranks = f"dp={plan.dp} ranks in micro-batches of {plan.micro_batch}"
+        yield f"global_batch={global_batch} does not divide among {ranks}; make it a multiple of {each}"
     yield from _complaints_about_stages(plan, model, plan.micro_batches(global_batch))
 
 
@@ -453,10 +454,7 @@ def _complaints_about_slices(plan: Plan, model: ModelSpec) -> Iterator[str]:
 def _complaints_about_stages(plan: Plan, model: ModelSpec, m: int) -> Iterator[str]:
     n_stages, made = plan.depth.n_stages, f"pp={plan.pp} x virtual_stages={plan.virtual_stages}"
     if n_stages > model.layers + 2:
-        yield (
-            f"{made} makes {n_stages} stages of {model.layers} layers; every stage needs one, "
-            f"so lower pp or virtual_stages"
-        )
+        yield f"{made} makes {n_stages} stages of {model.layers} layers; each needs one: lower pp or virtual_stages"
     if plan.schedule == "dualpipev" and m < n_stages:
         yield f"{m} micro-batches are too few for dualpipev on {n_stages} stages; use at least as many, or zbv"
     if plan.schedule != "interleaved_1f1b" or plan.pp == 1:

@@ -4,7 +4,7 @@
 # Large models are trained on many devices at once. In this course you do the same on your own computer: your code
 # runs on several real processes, they really talk to each other, and you watch what each of them does.
 #
-# This page takes ten minutes. You need Python, and it helps if you have trained a model in PyTorch once. Run a cell
+# This page takes 15 minutes. You need Python, and it helps if you have trained a model in PyTorch once. Run a cell
 # with **Shift + Enter**, from top to bottom. Now and then you are asked to predict what will happen; the results of an
 # earlier run are stored here, and *Clear Outputs of All Cells* in the *Edit* menu hides them until you get there.
 #
@@ -14,9 +14,9 @@
 #
 # ## Watch four of them
 #
-# Four processes train one model here. Each has a quarter of its layers, so each piece of the data goes through all four
-# and back. The cell runs them, and then follows piece number 2. A row is a process, a colored bar is a computation, and
-# an arrow is a message. The space bar stops and starts, and the arrow keys go from event to event.
+# Four processes train one model here. Each has a part of it, so each piece of the data goes through all of them and
+# back. The cell runs them, and then follows piece number 2. A row is a process, a colored bar is a computation, and an
+# arrow is a message. The space bar stops and starts, and the arrow keys go from event to event.
 
 # %%
 from course_lib import Link, Pace, launch
@@ -28,7 +28,8 @@ step = pipeline_step(SCHEDULES["1f1b"](4, 4), Pace({"forward": 0.04, "backward":
 play(step, title="Four processes, one model", follow=2)
 
 # %% [markdown]
-# By lesson 05 you will know why the white parts are there, and how to get rid of most of them. Now from the beginning.
+# Where it is white, a process waits. Why, and what can be done about it, is what this course is about. Now from the
+# beginning.
 #
 # ## One function, four processes
 
@@ -140,7 +141,7 @@ gantt(run.timeline, title="Work, then add up")
 # dark one at the end is the all-reduce itself. Rank 0 was done first, so it waited longest: an all-reduce cannot end
 # before the last rank has arrived with its number. The whole group is as slow as its slowest member.
 #
-# A word like the one above the bars stands in every picture that a cell draws. **Measured** is what happened on your
+# Every picture that a cell draws has a word like the one above the bars. **Measured** is what happened on your
 # machine's clock; **emulated** is a run of real processes with real messages too, but on an emulated clock, which says
 # how long other devices and links would take; and **modelled** was calculated and not run.
 #
@@ -161,10 +162,11 @@ launch(swap, world_size=2)
 
 # %% [markdown]
 # This cell was meant to fail. Each waits for the other to speak, and nobody ever will: a **deadlock**. On a cluster the
-# job seems to run, and keeps all its devices busy with waiting, until a **watchdog** ends it: ten minutes later with
-# PyTorch's NCCL backend, thirty with gloo, unless somebody has set another limit. What you read then is the operation
-# that timed out, and the rank that complains is often one that waited, not the one that made it wait. Here you are told
-# after a moment: the first line says who waited for whom, and the table shows each rank's state and the line it was at.
+# job seems to run, and keeps all its devices busy with waiting, until a time limit ends it: ten minutes later with
+# PyTorch's NCCL backend, thirty with gloo, unless somebody has set another one. (For NCCL a thread called the
+# **watchdog** looks at the clock.) What you read then is the operation that timed out, and the rank that complains is
+# often one that waited, not the one that made it wait. Here you are told after a moment: the first line says who waited
+# for whom, and the table shows each rank's state and the line it was at.
 #
 # No mistake is a dead end in this course. A rank that crashes or disappears is reported in the same way, and one that
 # computes forever is stopped at a time limit. Your notebook keeps its variables, and the next cell works:

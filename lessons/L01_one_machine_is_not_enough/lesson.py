@@ -68,12 +68,12 @@ def mlp(seen):
 
 # %% [markdown]
 # A **FLOP** is a floating-point operation: one multiplication, or one addition. In a layer, the MLP has two thirds of
-# the parameters and of the FLOPs in this table, and attention nearly all the rest. The table leaves something out:
-# queries are multiplied with keys, and the result with values, without any parameters. This counter does not see that
-# on a CPU. With these products the MLP has {{mlp(places):percent}} of a layer's FLOPs here, or {{mlp(places /
-# 2):percent}} if the kernel skips what lies after each place. The longer the text, the smaller is that share. An
-# embedding only looks up, so it has many parameters and no FLOPs. The norms are the other way round: hardly any
-# parameters, and still an eighth of what a layer keeps.
+# the parameters and of the FLOPs in this table, and attention nearly all the rest. The MLP also keeps the most for the
+# backward pass. The table leaves something out: queries are multiplied with keys, and the result with values, without
+# any parameters. This counter does not see that on a CPU. With these products the MLP has {{mlp(places):percent}} of a
+# layer's FLOPs here, or {{mlp(places / 2):percent}} if the kernel skips what lies after each place. The longer the
+# text, the smaller is that share. An embedding only looks up, so it has many parameters and no FLOPs. The norms are the
+# other way round: hardly any parameters, and still an eighth of what a layer keeps.
 #
 # ## 2. Where does the memory go?
 #
@@ -176,7 +176,7 @@ GiB = 2**30
 print(f"{80 * GiB / 16 / 1e9:.1f} billion")
 
 # %% [markdown]
-# Then there would be no room for a single activation. How many bytes are those?
+# Then there would be no room for a single activation. How many bytes do those take?
 #
 # ## 4. What the backward pass needs
 #
@@ -227,8 +227,8 @@ print(f"at the most  planned {planned.tensors:12,.0f}   counted {fullest:12,}   
 # %% [markdown]
 # Parameters and gradients to the byte, the optimizer up to its count of steps, activations within a few percent. All
 # together the planner says more than the ledger has ever seen at one moment. It stays on the safe side: it adds up all
-# gradients, all activations and some buffers, while in truth gradients come as activations go. That is good enough to
-# extrapolate.
+# gradients, all activations and some buffers, while in reality gradients come as activations go. That is good enough
+# here; how far a planner can be trusted with large models, [planning](09_planning.ipynb) asks.
 #
 # The models of GPT-3's paper (Brown et al. 2020, table 2.1; two of them rounded so that everything divides) make a
 # family of eight, from 125 million to 175 billion parameters. *Predict:* which is the largest that you can train on one
@@ -468,9 +468,9 @@ from course_lib.planner import memory  # noqa: F401
 #   of the logits.
 # - It can say so for every module: `theirs.display_modulewise_snapshots()`.
 # - On a GPU there are more numbers. `torch.cuda.max_memory_allocated()` is the most that tensors took at one time.
-#   `torch.cuda.max_memory_reserved()` is more: the allocator keeps blocks that it cannot use at the moment. And what
-#   `nvidia-smi` shows is more again: the driver's context and the buffers of NCCL, which PyTorch does not allocate. It
-#   is this last one that has to fit.
+#   `torch.cuda.max_memory_reserved()` is more: the allocator also keeps blocks that no tensor is in at the moment. And
+#   what `nvidia-smi` shows is more again: the driver's context and the buffers of NCCL, which PyTorch does not
+#   allocate. It is this last one that has to fit.
 #
 # One process needs no `torchrun`: `python train.py` starts it. The files to read are
 # `torch/distributed/_tools/mem_tracker.py` (the underscore says that it may still change) and, for the FLOPs,

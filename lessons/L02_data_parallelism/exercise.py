@@ -10,6 +10,7 @@
 # | 2 | `average_gradients`: one gradient out of many | 15 | ★★☆ | 3 |
 # | 3 | `ring_all_reduce`: the sum over all ranks, out of nothing but messages | 35 | ★★★ | 5 |
 # | 4 | `backward_in_buckets`: gradients that leave while the backward pass goes on | 25 | ★★★ | 4 |
+# | 5 | `faster_backward`: an open task: which messages hide? | 20 | ★★★ | 3 + 2 |
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
 # one thing at a time, and compares what it leaves with what a single process would have. At the first case that goes
@@ -60,7 +61,6 @@ def split_batch(batch, rank, world_size):
     stop = start + least + (1 if rank < left_over else 0)
     return batch[start:stop]
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: how many samples?</summary>
@@ -127,7 +127,6 @@ def average_gradients(model, samples):
             parameter.grad *= weight
             dist.all_reduce(parameter.grad)
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: equal shares first</summary>
@@ -223,7 +222,6 @@ def ring_all_reduce(tensor):
     for step in range(world_size - 1):
         exchange(chunks[(rank - step + 1) % world_size], chunks[(rank - step) % world_size])
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: chunks</summary>
@@ -343,7 +341,6 @@ def backward_in_buckets(model, loss, bucket_size):
             parameter.grad = part.view_as(parameter)
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: collect</summary>
 #
@@ -385,6 +382,86 @@ buckets.points(4)
 
 # %%
 buckets.idle
+
+# %% [markdown]
+# ## 5. An open task: messages that hide
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a backward pass that ends as early as you can make it | 20 | ★★★ |
+#
+# Below stands a backward pass that is right and slow. Change whatever you like, as long as every gradient stays exact:
+# the emulated clock counts. The model has eight equal layers. An all-reduce over four ranks takes 90 ms, and 30 ms
+# more for each layer in it; the backward pass of a layer takes 100 ms. Three levels are on the scale: met, good, and
+# best known. First the step as it is:
+
+# %%
+def each_alone(model, loss):
+    loss.backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+checks.faster_backward(each_alone)
+
+# %% nbgrader={"grade_id": "faster_backward", "solution": true}
+def faster_backward(model, loss):
+    """Go back from a loss, and average the gradients over all ranks, in as little
+    emulated time as you can.
+
+    model, loss: as in part 4. A layer has 272 parameters where time counts.
+
+    When it returns, each `parameter.grad` is the mean over ranks; a frozen parameter
+    has none. Nothing is on its way any more, and the model has no hooks.
+    """
+    ### BEGIN SOLUTION
+    backward_in_buckets(model, loss, 2 * 272)
+    ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint 1: what waits for what</summary>
+#
+# Draw two lines: when the gradients of each layer are there, and when the network is free. Which of the two does your
+# last message wait for?
+# </details>
+# <details><summary>Hint 2: what you have</summary>
+#
+# `backward_in_buckets` hides all messages but the last ones. It has one number to choose.
+# </details>
+# <details><summary>Hint 3: both ends</summary>
+#
+# Small buckets pay 90 ms often, and the network falls behind the backward pass. A large last bucket begins only at the
+# end. Work out on paper when the last message ends, for buckets of one, two, four and eight layers.
+# </details>
+
+# %% nbgrader={"grade_id": "check_faster_backward", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L02_data_parallelism.checks")
+
+### END HIDDEN TESTS
+buckets_chosen = checks.faster_backward(faster_backward)
+buckets_chosen.points(3)
+
+# %% [markdown]
+# Your step, the one that was given, and the best one known. PyTorch's `DistributedDataParallel` leaves the choice to
+# `bucket_cap_mb`, and makes its first bucket small, so that messages begin early. The course's own is
+# [`DataParallel`](../../course_lib/mechanisms/data_parallel.py).
+
+# %%
+buckets_chosen.idle
+
+# %% [markdown]
+# Why is your step faster, and what keeps it from being faster still? Write three sentences that name what the network
+# and the devices wait for.
+
+# %% [markdown] nbgrader={"grade_id": "why_faster_backward", "grade": true, "solution": true, "points": 2}
+# Messages leave while earlier layers are still computed, so most of their time is hidden. Two layers share the 90 ms of
+# a message, so the network keeps up with the backward pass. What is left is the last message: it waits for the first
+# layer's gradients, and nothing is left to compute behind which it could hide.
 
 # %% [markdown]
 # ## Everything together

@@ -3,7 +3,7 @@
 #
 # **What you do:** train one model on four processes, find out whether that is the same training as on one, and why
 # more and more workers bring less and less.<br>
-# **Time:** 45 minutes.<br>
+# **Time:** 65 minutes, and 20 more for the three cases in section 7.<br>
 # **You need:** [Start here](00_start_here.ipynb), and one PyTorch model that you have trained yourself.
 #
 # Every part asks you something first. Decide on an answer before you run the next cell, even if it is a guess: you
@@ -336,7 +336,7 @@ print(f"sent by each rank in one step, if the all-reduce is a ring: {last.bytes_
 # {{last.bytes_sent(0) / (4 * parameters):.1f}} times the gradients, although each rank needs something from three
 # others. (The few bytes on top count the samples of each share.) Will it be three times as much with seven others?
 #
-# A good all-reduce goes around in a **ring**. Each rank cuts its gradients into $N$ pieces and passes one piece at a
+# A good way to do it is a **ring**. Each rank cuts its gradients into $N$ pieces and passes one piece at a
 # time to its neighbor, once around to add them up and once more to hand out the sums. *Predict* what that costs:
 
 # %%
@@ -488,7 +488,7 @@ measured = [training_step(n, batch_size=512, config=GPTConfig(), repeat=5) for n
 speed_up([Timing.of(step) for step in emulated + measured], title="More ranks, more speed?")
 
 # %% [markdown]
-# Both bend away from the ideal. The measured line does so at the latest when there are more ranks than cores. The
+# Both bend away from the ideal. The measured line does so as soon as there are more ranks than cores, or earlier. The
 # emulated line has a device for each rank, and still bends. Where does its time go?
 
 # %%
@@ -503,7 +503,7 @@ lost_time({f"N = {step.world_size}": step for step in emulated}, title="Where it
 # $$T_N \;=\; \frac{C}{N} \;+\; U \;+\; 2\,\frac{N-1}{N}\cdot\frac{G}{\beta} \;+\; 2\,(N-1)\,\alpha$$
 #
 # The first term falls with $N$, the second stays. The third grows, but is never twice what it was with two ranks; the
-# last one grows without end. Here are all four, beside what the emulated clocks say:
+# last one grows without limit. Here are all four, beside what the emulated clocks say:
 
 # %%
 G = emulated[1].bytes_sent(0)  # with two ranks, each sends as many bytes as are to be averaged

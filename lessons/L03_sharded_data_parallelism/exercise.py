@@ -519,7 +519,7 @@ def train(rank):
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-replicas = launch(train, 4).results
+replicas = launch(train, 4, timeout=10).results
 
 model = TinyGPT(seed=0, dtype=torch.float64)
 optimizer = adamw(model.parameters())
@@ -576,7 +576,7 @@ def bytes_held(tensors, optimizer):
     return sum(one.nbytes for one in [*tensors, *(tensor.grad for tensor in tensors), *averages])
 
 
-ranks = launch(train_fully_sharded, 4).results
+ranks = launch(train_fully_sharded, 4, timeout=10).results
 
 weights = [weight.requires_grad_() for weight in first_weights()]
 optimizer = adamw(weights)

@@ -3,7 +3,7 @@
 #
 # **What you do:** take away from four replicas what is redundant, step by step, until none of it is left. Count what
 # that saves and what it sends. Then save activations as well, by computing them again.<br>
-# **Time:** 55 minutes.<br>
+# **Time:** 60 minutes.<br>
 # **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
 # [Data parallelism](02_data_parallelism.ipynb).
 #
@@ -228,13 +228,13 @@ small, large = ({way: line[counts[-1]] for way, line in panel.items()} for panel
 # place of {{large["double tree"]:duration}}, since it sends everything again at each level, one after the other. So a
 # tree is not slow for large tensors; a tree without chunks is.
 #
-# Halving and doubling is ahead in both pictures. Why is it not used everywhere? These links are all alike, and it asks
-# most of those that are not: every rank swaps half of the tensor with somebody half the cluster away, all at the same
-# time, while a ring talks to neighbors. And it wants a power of two. A hierarchy fits a real cluster: it crosses
-# between nodes with an eighth of the tensor on each of eight devices, each through its own network card, where one flat
-# ring would leave a node through a single card. (So NCCL lays several rings, one for each card.) Libraries choose by
-# the size of the message and the number of ranks; for NCCL look for `NCCL_ALGO` in its documentation. In what follows,
-# as in most of this course, a collective counts as its ring.
+# Halving and doubling is ahead in both pictures. Why is it not used everywhere? The links here are all alike. In a
+# cluster it is hardest on the slow ones: every rank swaps half of the tensor with somebody half the cluster away, all
+# at the same time, while a ring talks to neighbors. And it wants a power of two. A hierarchy fits a real cluster: it
+# crosses between nodes with an eighth of the tensor on each of eight devices, each through its own network card, where
+# one flat ring would leave a node through a single card. (So NCCL lays several rings, one for each card.) Libraries
+# choose by the size of the message and the number of ranks; for NCCL look for `NCCL_ALGO` in its documentation. In what
+# follows, as in most of this course, a collective counts as its ring.
 #
 # ## 3. What one piece is good for
 #
@@ -344,7 +344,8 @@ memory_by_part({name: step.held[0] for name, step in steps.items()}, title="What
 # With four ranks, ZeRO-3 holds {{steps["ZeRO-3"].held[0].total / steps["data parallelism"].held[0].total:percent}} of
 # what data parallelism holds, at this moment. While a layer computes it is whole, and so is its gradient until it is
 # sent: here {{4 * largest / parameters:.1f}} bytes each on top, since a layer is {{largest / parameters:percent}} of
-# this little model. (The more layers, the less.)
+# this little model. (The more layers, the less. Another layer that is fetched ahead, as in section
+# 5, comes on top.)
 #
 # Stages 1 and 2 send what data parallelism sends, and stage 3 sends {{sends["ZeRO-3"] / sends["ZeRO-1"]:.1f}} times as
 # much. (Why are there {{steps["ZeRO-1"].held[0].gradients / parameters:.0f}} bytes of gradients in ZeRO-1? A rank has
@@ -501,7 +502,9 @@ for stage, name in STAGES.items():
 print(f"{'without prefetch':16} {1000 * waiting.makespan:5.1f} ms")
 
 # %% tags=["build-only"]
+from course_lib.planner import Cluster, Plan, estimate
 from course_lib.planner.estimate import HIDES
+from course_lib.planner.models import GPT3
 from lessons.L03_sharded_data_parallelism.explorer import DEVICES, planned
 
 hidden = HIDES
@@ -512,6 +515,10 @@ def gathering(name):
     return sum(span.duration for span in spans)
 
 at_scale = {name: planned("13B", 64, stage).step_time for stage, name in STAGES.items()}
+one_card = [
+    estimate(GPT3["13B"], Cluster(nodes=8, nics_per_node=1), Plan(64, zero=stage, micro_batch=2), 128).step_time.total
+    for stage in (1, 3)
+]
 
 # %% [markdown]
 # Can you find these numbers in what is sent? ZeRO-1 as we have built it scatters after the backward pass and gathers
@@ -525,13 +532,14 @@ at_scale = {name: planned("13B", 64, stage).step_time for stage, name in STAGES.
 # planner, fitted to published steps, finds {{hidden:percent}} of it hidden. For a model of 13 billion parameters on 64
 # A100 it expects {{at_scale["ZeRO-1"].total:.2f}} s for a step of ZeRO-1, with {{at_scale["ZeRO-1"].data:duration}} of
 # exposed traffic, and {{at_scale["ZeRO-3"].total:.2f}} s for one of ZeRO-3, with {{at_scale["ZeRO-3"].data:duration}}.
-# So the higher stage is for memory, and costs time.
+# So the higher stage is for memory, and costs time: so little here that two set-ups on one machine may differ by more,
+# and {{one_card[1] / one_card[0] - 1:percent}} if each node has a single network card in place of eight.
 #
 # ### When can a layer hide behind another?
 #
 # A layer of $P$ parameters takes $2PT$ FLOPs for $T$ tokens, and $2P$ bytes to gather in 16 bits. (The backward pass
-# has twice of both.) With $F$ FLOPs per second and $\beta$ bytes per second for each device, computing takes longer
-# than gathering if
+# has twice of both, if gradients travel in 16 bits, too.) With $F$ FLOPs per second and $\beta$ bytes per second for
+# each device, computing takes longer than gathering if
 #
 # $$\frac{2PT}{F} \;\ge\; \frac{2P}{\beta} \qquad\text{or}\qquad T \;\ge\; \frac{F}{\beta}$$
 #
@@ -660,9 +668,11 @@ kinds = {recompute: largest_that_fits("13B", 8, recompute).tokens_per_second for
 single = planned("13B", 8, 3, "none", 1).tokens_per_second
 
 # %% [markdown]
-# Selective recomputation costs next to nothing, so a larger micro-batch wins:
-# {{kinds["selective"] / kinds["none"] - 1:percent}} more tokens. Full recomputation loses here: no micro-batch makes up
-# for the second forward pass. (Compared with micro-batches of one sample it would win, by
+# Selective recomputation costs next to nothing here, so a larger micro-batch is ahead by {{kinds["selective"] /
+# kinds["none"] - 1:percent}}, which is less than two set-ups on one machine may differ. And it depends on what is
+# selected. Torchtitan also recomputes every second matrix product, and with the same two samples for each of 64 A100 a
+# model of 13 billion parameters falls from 61.1% of the peak to 53.8% (docs/performance.md). Full recomputation loses:
+# no micro-batch makes up for the second forward pass. (Compared with micro-batches of one sample it would win, by
 # {{kinds["full"] / single - 1:percent}}. A comparison is only fair if each side has its best micro-batch.) So take what
 # is enough: nothing, then selective, then full. IBM's published settings for FSDP go the same way: no recomputation for
 # 7 billion parameters, selective for 13, full for 34 and 70 (foundation-model-stack/fms-fsdp, 128 A100).
@@ -720,13 +730,13 @@ never, most = planned("13B", DEVICES[-1], 1), planned("175B", DEVICES[-1], 3, "f
 # ## 8. The same in PyTorch
 #
 # `fully_shard` is PyTorch's ZeRO-3. It is called for each layer, and then for the whole model. Here it trains on our
-# ranks, for the same five steps as in section 4:
+# ranks, for the same five steps as in section 4. (It is imported where it is used: ranks have it loaded, and this
+# notebook would need seconds.)
 
 # %%
-from torch.distributed.fsdp import fully_shard
-
-
 def in_pytorch(rank):
+    from torch.distributed.fsdp import fully_shard
+
     model = TinyGPT(FOUR_LAYERS, dtype=torch.float64)  # the same seed on every rank
     for layer in (*model.blocks, model):
         fully_shard(layer)
@@ -748,7 +758,7 @@ print("the same as ours, up to rounding:", bool((theirs - weights).abs().max() <
 # - It cuts every parameter by its first dimension, into `DTensor`s, which know what the other ranks hold. Ours lays all
 #   parameters of a layer end to end and cuts that.
 # - It does not make the ranks equal at the start. Give all of them the same seed, or load a checkpoint.
-# - It averages over ranks as if all shares had the same size. Ours refuses shares that have not.
+# - It averages over ranks as if all shares had the same size. Ours refuses shares of different sizes.
 # - With `reshard_after_forward=False` it keeps the parameters from forward to backward, for all layers or for the last
 #   one. What the model has outside of its layers stays anyway.
 # - With `set_requires_gradient_sync(False)` it adds up whole gradients over several passes and scatters them in the
@@ -761,13 +771,14 @@ print("the same as ours, up to rounding:", bool((theirs - weights).abs().max() <
 # send the same?
 
 # %%
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.classroom.runs import after_barrier
 
 
 def zero_1_in_pytorch(rank):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     model = DistributedDataParallel(TinyGPT(FOUR_LAYERS))
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     dist.barrier()
@@ -795,7 +806,7 @@ for operation in ("all_reduce", "broadcast"):
 # - Parameters of ZeRO-3 can travel while the layer before computes, if a rank has enough tokens at a time. Still, a
 #   higher stage is for memory: where all of them hide what they can, it is not faster.
 # - Recomputing everything saves activations, which no stage does, for one more forward pass. Selective recomputation
-#   saves less of them, and costs little.
+#   saves less of them, and costs little as long as it leaves out matrix products.
 #
 # ### When it stops being true
 #

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
 
 from course_lib import data
 from course_lib.classroom.questions.asking import choice, each
@@ -57,6 +56,8 @@ def _hold(name: str, case: MemoryBudget) -> Outcome:
 
 def _train_and_keep(rank: int) -> None:
     """Train with PyTorch's stage 3, keeping the parameters from forward to backward."""
+    from torch.distributed.fsdp import fully_shard  # seconds in a notebook; ranks have it
+
     model = TinyGPT(FOUR_LAYERS)
     for block in (*model.blocks, model):
         fully_shard(block, reshard_after_forward=False)

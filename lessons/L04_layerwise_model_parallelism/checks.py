@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, normal, prepared
+from course_lib.classroom.checks.part import Case, changed, normal, prepared
 from course_lib.classroom.checks.tables import Plans, as_numbers, computing
 from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Link, Pace
@@ -144,18 +144,20 @@ def passed_on(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Callab
     return loss
 
 
-def _steps(n: int, layers: int, seed: int, steps: int = 1, frozen: int = -1, new: str = "", wider: int = 0) -> Case:
+def _steps(n: int, layers: int, seed: int, steps: int = 1, frozen: int = -1, new: str = "", **sizes: int) -> Case:
     text = f"{n} ranks, {layers} layer{'s' * (layers > 1)} on each" + f", {steps} minibatches" * (steps > 1)
-    arguments = partial(_one_stage_each, n, layers, seed, steps, frozen, wider)
+    arguments = partial(_one_stage_each, n, layers, seed, steps, frozen, **sizes)
     return Case(text + f", those of rank {frozen} frozen" * (frozen >= 0), n, arguments, new)
 
 
-def _one_stage_each(n: int, layers: int, seed: int, steps: int, frozen: int, wider: int, rank: int) -> tuple:
+def _one_stage_each(
+    n: int, layers: int, seed: int, steps: int, frozen: int, rank: int, wider: int = 0, samples: int = 3
+) -> tuple:
     """Stages of equal width, so that shapes fit whatever the mistake; with `wider`, each is wider than the last."""
     own, common = normal(10 * seed + rank), normal(10 * seed + 9)
     widths = [4 + wider * rank] * layers + [4 + wider * (rank + 1)]
     stage = nn.Sequential(*(m for pair in pairwise(widths) for m in (nn.Linear(*pair), nn.Tanh())))
-    minibatches = [(common(3, 4), common(3, 4 + wider * n)) for _ in range(steps)]
+    minibatches = [(common(samples, 4), common(samples, 4 + wider * n)) for _ in range(steps)]
     return prepared(stage, own).requires_grad_(rank != frozen), minibatches, mse_loss, widths[0]
 
 
@@ -187,6 +189,27 @@ forward_and_backward.change("divided", back, "y.backward(dy / (last + 1))")
 forward_and_backward.change("without_loss", "loss.backward()", "y.sum().backward()")
 forward_and_backward.change("dy_returned", "dist.send(x.grad", "dist.send(x.grad if rank == last else dy")
 forward_and_backward.change("cleared", "y = stage(x)", "stage.zero_grad(); y = stage(x)")
+
+
+# In little memory
+
+
+def sample_by_sample(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Callable, width: int) -> Any:
+    total, size = None, 1
+    for x, y in zip(inputs.split(size), targets.split(size), strict=True):
+        loss = passed_on(stage, x, y, lambda a, b: loss_fn(a, b) * (len(b) / len(targets)), width)
+        total = None if loss is None else loss.detach() + (0 if total is None else total)
+    return total
+
+
+price = _steps(4, 4, 0, samples=64, new="a minibatch of 64 samples")
+levels = "bytes of extra memory", 8_276, 4_138, sample_by_sample
+in_little_memory = partial(Exercise, rounding=1e-12, budget=levels)
+lighter_step = in_little_memory("lighter_step", passed_on, _play_steps, lambda s: _all_steps(s)[2:5], price, PACE)
+share = " * (len(b) / len(targets))"
+lighter_step.mistake(changed(sample_by_sample, "losses_summed", share, ""))
+lighter_step.mistake(changed(sample_by_sample, "last_loss", " + (0 if total is None else total)", ""))
+lighter_step.mistake(changed(sample_by_sample, "last_alone", "    loss = p", "    stage.zero_grad(); loss = p"))
 
 
 # Who holds what

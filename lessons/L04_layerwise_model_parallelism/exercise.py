@@ -9,6 +9,7 @@
 # | 1 | `split_layers`: stages, the most expensive as cheap as possible | 20 | ★★☆ | 3 |
 # | 2 | `forward_and_backward`: a step of one rank among its neighbors | 25 | ★★★ | 5 |
 # | 3 | `who_holds_what`: the bytes of each rank | 20 | ★★☆ | 4 |
+# | 4 | `lighter_step`: an open task: half the memory, the same gradients | 15 | ★★☆ | 3 + 2 |
 #
 # Below each function stands its check. Nothing that you write can break anything, so run a check as often as you like.
 
@@ -62,7 +63,6 @@ def split_layers(costs, n_stages):
             best, cheapest = stages, dearest
     return best
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: a split is its cuts</summary>
@@ -173,7 +173,6 @@ def forward_and_backward(stage, inputs, targets, loss_fn, width):
     return loss
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: three kinds of ranks</summary>
 #
@@ -263,7 +262,6 @@ def who_holds_what(widths, stages, samples):
     return ranks
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: parameters</summary>
 #
@@ -312,7 +310,84 @@ print("four ranks:", total([range(i, i + 1) for i in range(4)]))
 # On a GPU, PyTorch tells you with `torch.cuda.memory_allocated()` what is held now, all kinds together. The course
 # counts each kind: [`Ledger`](../../course_lib/instruments/ledger.py) watches what autograd saves. It looks after your
 # numbers below.
+
+# %% [markdown]
+# ## 4. An open task: half the memory
 #
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a step that holds less at one time | 15 | ★★☆ |
+#
+# On a long minibatch, `forward_and_backward` holds the activations of all its samples at once. Change whatever you
+# like, as long as loss and gradients stay exact: the bytes of extra memory of the rank that holds most are counted,
+# gradients included. Time is free here. Three levels are on the scale: met, good, and best known. The step as it is:
+
+# %%
+checks.lighter_step(forward_and_backward)
+
+# %% nbgrader={"grade_id": "lighter_step", "solution": true}
+def lighter_step(stage, inputs, targets, loss_fn, width):
+    """One training step of this rank's stage, in as little memory as you can.
+
+    stage, inputs, targets, loss_fn, width: as for forward_and_backward. loss_fn is a mean
+        over its samples, and a loss of the whole minibatch is wanted.
+
+    Returns the loss on the last rank, None elsewhere, and adds to each `parameter.grad`,
+    as forward_and_backward does.
+    """
+    ### BEGIN SOLUTION
+    total = None
+    for x, y in zip(inputs.split(1), targets.split(1), strict=True):
+        loss = forward_and_backward(stage, x, y, lambda one, other: loss_fn(one, other) / len(targets), width)
+        if loss is not None:
+            total = loss.detach() + (0 if total is None else total)
+    return total
+    ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint 1: what is held</summary>
+#
+# Activations grow with the samples. Parameters and gradients do not.
+# </details>
+# <details><summary>Hint 2: in pieces</summary>
+#
+# `tensor.split(size)` makes pieces of a minibatch. `backward` adds to `parameter.grad`, so the pieces' gradients add up
+# by themselves.
+# </details>
+# <details><summary>Hint 3: a mean of means</summary>
+#
+# The loss of a piece is a mean over its own samples. How much does it count in the mean over all of them? A loss that
+# you keep for later keeps its whole graph, unless you `detach` it.
+# </details>
+
+# %% nbgrader={"grade_id": "check_lighter_step", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L04_layerwise_model_parallelism.checks")
+
+### END HIDDEN TESTS
+lighter = checks.lighter_step(lighter_step)
+lighter.points(3)
+
+# %% [markdown]
+# Look at the clock, too: your step, the one that was given, and the one in least memory. PyTorch calls this gradient
+# accumulation, and `torch.utils.checkpoint` is the other way: it computes activations again. The course's own is
+# [`micro_batches`](../../course_lib/mechanisms/batches.py).
+
+# %%
+lighter.idle
+
+# %% [markdown]
+# What did you give for the memory? Write three sentences: what is held now, what takes longer, and when you would do
+# this in earnest.
+
+# %% [markdown] nbgrader={"grade_id": "why_lighter_step", "grade": true, "solution": true, "points": 2}
+# Only the activations of one sample are held, beside parameters and gradients. The ranks pass on 64 small messages in
+# place of one and compute one after the other for each of them, so the step takes 64 times as long on this clock. One
+# would take the largest pieces that fit, and let the next piece begin before the last one has come back: a pipeline.
+
+# %% [markdown]
 # ## Everything together
 #
 # Seven layers learn to add on four ranks. The network reads the six characters of a problem and says three. First cut

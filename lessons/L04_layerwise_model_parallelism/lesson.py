@@ -296,10 +296,9 @@ Card("why_partition")
 # lesson is about; with `n_microbatches=1` it leaves it whole. Here it trains for the same steps as in section 2:
 
 # %%
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
-
 def cut_in_pytorch(rank):
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
     own = split_layers(10, 4)[rank]
     part = TinyGPT(config).blocks[own.start : own.stop]
     stage = PipelineStage(part, rank, num_stages=4, device=torch.device("cpu"))

@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Observed, normal, prepared
+from course_lib.classroom.checks.part import Case, Observed, changed, effect, normal, on_the_clock, prepared
 from course_lib.classroom.checks.tables import Plans, computing
 from course_lib.classroom.runs.events import perform
-from course_lib.ranks import Pace
+from course_lib.ranks import Link, Pace
 from course_lib.schedules import SCHEDULES, Action, Schedule, ScheduleError, peak_in_flight, validate
 
 EARLIER = "gradients of an earlier minibatch, to which yours are added"
@@ -230,6 +230,39 @@ run_actions.change("dy_passed_on", "dist.isend(x.grad,", "dist.isend(x.grad if d
 run_actions.change("newest_first", "in_flight.pop(k)", f"in_flight.pop({other})")
 run_actions.change("overwritten", "in_flight[k] = x, y", "in_flight = dict.fromkeys(range(99), (x, y))", fails=True)
 run_actions.change("no_leaf", "x.requires_grad_()", "pass", fails=True)
+
+
+# A pipeline with a slow stage
+
+
+def in_halves(stage: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, loss_fn: Callable, width: int) -> None:
+    sizes = [len(inputs) // 2, len(inputs) - len(inputs) // 2]
+    actions = listed("gpipe", dist.get_rank(), dist.get_world_size(), len(sizes))
+    ran(actions, stage, [*inputs.split(sizes)], [*targets.split(sizes)], loss_fn, width)
+
+
+def _uneven(n: int, samples: int, seed: int, new: str = "") -> Case:
+    return Case(f"{n} stages, of which one is slow, {samples} samples", n, partial(_uneven_stage, samples, seed), new)
+
+
+def _uneven_stage(samples: int, seed: int, rank: int) -> tuple:
+    _, stage, inputs, targets, loss_fn, width = _one_stage_each("gpipe", [samples], seed, False, rank)
+    slow = 1 + (rank == 1)
+    stage[1].register_forward_hook(lambda module, x, y: on_the_clock(y, slow * (1 + len(y))))
+    return stage, inputs[0], targets[0], loss_fn, width
+
+
+def _uneven_cases(seed: int) -> list[Case]:
+    return [_uneven(2, 4, seed), _uneven(3, 7 + seed, seed, "samples that two does not divide")]
+
+
+halves = "[len(inputs) // 2, len(inputs) - len(inputs) // 2]"
+levels = "emulated milliseconds", 270, 258, changed(in_halves, "best", halves, "[2, *map(len, inputs[2:].split(4))]")
+uneven = partial(Exercise, pace=Pace({"forward": 0.001, "backward": 0.002}, Link(0.001)), budget=levels)
+faster_pipeline = uneven("faster_pipeline", in_halves, effect, _uneven_cases, _uneven(4, 24, 0), rounding=1e-12)
+faster_pipeline.change("losses_summed", "loss_fn, width)", "lambda a, b: 2 * loss_fn(a, b), width)")
+faster_pipeline.change("first_alone", "len(sizes))", "1)")
+faster_pipeline.change("out_of_order", "inputs.split", "inputs.flip(0).split")
 
 
 # Numbers

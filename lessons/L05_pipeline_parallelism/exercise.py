@@ -11,6 +11,7 @@
 # | 3 | `run_actions`: a rank that does what its list says | 30 | ★★★ | 5 |
 # | 4 | `bubble`: the share of idle time, also with a slow stage | 15 | ★★☆ | 3 |
 # | 5 | `best_micro_batches`: how many micro-batches make a step shortest | 15 | ★★☆ | 3 |
+# | 6 | `faster_pipeline`: an open task: a pipeline with a slow stage | 20 | ★★★ | 3 + 2 |
 #
 # Below each function stands its check. Nothing that you write can break anything, so run a check as often as you like.
 
@@ -70,7 +71,6 @@ def pipeline_actions(name, stage, n_stages, n_micro_batches):
         actions += [forwards[ahead + k], backwards[k]]
     return actions + backwards[n_micro_batches - ahead :]
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: GPipe</summary>
@@ -172,7 +172,6 @@ def interleaved_actions(rank, n_ranks, stages_per_rank, n_micro_batches):
         actions += [forward, backward]
     return actions + backwards[len(forwards) - ahead :]
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: two lists first</summary>
@@ -278,7 +277,6 @@ def run_actions(actions, module, inputs, targets, loss_fn, width):
         handle.wait()
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: where autograd begins and ends</summary>
 #
@@ -354,7 +352,6 @@ def bubble(forward, backward, n_micro_batches):
     return 1 - busy / (len(forward) * step)
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: busy time</summary>
 #
@@ -428,7 +425,6 @@ def best_micro_batches(samples, n_stages, overhead, per_sample, room):
     return best
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: try them all</summary>
 #
@@ -463,6 +459,84 @@ choice.points(3)
 
 # %%
 choice.idle
+
+# %% [markdown]
+# ## 6. An open task: a slow stage
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a step of a pipeline of which one stage is slow | 20 | ★★★ |
+#
+# Stage 1 takes twice as long as the others. A pass costs one unit of time, and one more for each sample. The step below
+# cuts the minibatch in two. Change whatever you like, as long as the gradients stay exact: the emulated clock counts.
+# Four ranks have 24 samples. Three levels are on the scale: met, good, and best known. The step as it is:
+
+# %%
+def in_halves(stage, inputs, targets, loss_fn, width):
+    sizes = [len(inputs) // 2, len(inputs) - len(inputs) // 2]
+    actions = pipeline_actions("gpipe", dist.get_rank(), dist.get_world_size(), len(sizes))
+    run_actions(actions, stage, [*inputs.split(sizes)], [*targets.split(sizes)], loss_fn, width)
+
+
+checks.faster_pipeline(in_halves)
+
+# %% nbgrader={"grade_id": "faster_pipeline", "solution": true}
+def faster_pipeline(stage, inputs, targets, loss_fn, width):
+    """Train this rank's stage on one minibatch, in as little emulated time as you can.
+
+    stage, loss_fn, width: as module, loss_fn and width for run_actions.
+    inputs, targets: the whole minibatch [samples, ...], on every rank.
+
+    When it returns, each `parameter.grad` is the gradient of the mean loss over all samples.
+    """
+    ### BEGIN SOLUTION
+    sizes = [2, *map(len, inputs[2:].split(4))]  # small ones fill the pipeline and empty it sooner
+    actions = pipeline_actions("gpipe", dist.get_rank(), dist.get_world_size(), len(sizes))
+    run_actions(actions, stage, [*inputs.split(sizes)], [*targets.split(sizes)], loss_fn, width)
+    ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint 1: the bubble</summary>
+#
+# While the first micro-batch is on its way to the last stage, the last stage is idle. How long is that, for two
+# micro-batches, and for twelve?
+# </details>
+# <details><summary>Hint 2: the overhead</summary>
+#
+# Every pass costs one unit more than its samples, and the slow stage pays twice. So more micro-batches are not always
+# better: there is a best number.
+# </details>
+# <details><summary>Hint 3: sizes may differ</summary>
+#
+# Only the first micro-batch fills the pipeline, and only the last one empties it. Do all of them need the same size?
+# </details>
+
+# %% nbgrader={"grade_id": "check_faster_pipeline", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L05_pipeline_parallelism.checks")
+
+### END HIDDEN TESTS
+pipelined = checks.faster_pipeline(faster_pipeline)
+pipelined.points(3)
+
+# %% [markdown]
+# Your step, the one that was given, and the best one known. PyTorch's `torch.distributed.pipelining` takes equal
+# micro-batches, and leaves their number to you; `best_micro_batches` above is the same choice in numbers. The course's
+# own is [`run_schedule`](../../course_lib/mechanisms/pipeline.py).
+
+# %%
+pipelined.idle
+
+# %% [markdown]
+# Why is your step faster? Write three sentences: where the time went before, what you pay now, and what the slow stage
+# still costs.
+
+# %% [markdown] nbgrader={"grade_id": "why_faster_pipeline", "grade": true, "solution": true, "points": 2}
+# With two micro-batches, ranks wait long until the first one arrives. Smaller ones arrive sooner, and each pays the
+# overhead of a pass anew, so about six are best, the first and the last smaller still. In between, all others wait for
+# the slow stage, which no order of passes changes: only moving a layer would.
 
 # %% [markdown]
 # ## Everything together
@@ -532,7 +606,7 @@ def train_alone(samples):
 
 for name, samples in (("gpipe", 32), ("1f1b", 32), ("1f1b", 30)):
     alone, loss = train_alone(samples)
-    stages = launch(train, 4, args=(name, samples)).results
+    stages = launch(train, 4, args=(name, samples), timeout=10).results
     mine = [parameter for stage in stages for parameter in stage]
     same = all(torch.allclose(one, other, rtol=0, atol=1e-10) for one, other in zip(mine, alone, strict=True))
     print(f"{name}, {samples} samples: equal to one process, up to rounding: {same} (loss {loss:.2f})")

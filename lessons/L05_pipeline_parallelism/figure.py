@@ -65,11 +65,7 @@ def best(steps: Sequence[SizedStep]) -> SizedStep | None:
 
 
 def micro_batch_sizes(
-    steps: Sequence[SizedStep],
-    chosen: int | None = None,
-    width: int = 560,
-    title: str | None = None,
-    usual: float = 0.0,
+    steps: Sequence[SizedStep], chosen: int | None = None, width: int = 560, title: str | None = None, usual: float = 0
 ) -> Picture:
     """Draw the time of a step over the size of its micro-batches.
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from course_lib.classroom.checks.evidence import kind
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import most_sent
-from course_lib.classroom.checks.part import Case, Observed, Values, normal
+from course_lib.classroom.checks.part import Case, Observed, Values, normal, prepared
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -140,6 +140,46 @@ row_parallel.change("bias_on_one_rank", f"{g} + bias", only_here)
 row_parallel.change("g_on_both_ways", "unchanged", "summed")
 row_parallel.change("f_in_place_of_g", "summed, unchanged", "unchanged, summed")
 row_parallel.change("partial_sums_side_by_side", f"{g} + bias", "side_by_side(partial_sum + bias)")
+
+
+# A block on a slow link
+
+
+def one_after_the_other(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+    y = conjugate(first(conjugate(x, unchanged, summed)), summed, unchanged)
+    z = conjugate(second(conjugate(x, unchanged, summed)), summed, unchanged)
+    return x + y + z
+
+
+def with_one_f_and_g(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+    own = conjugate(x, unchanged, summed)
+    return x + conjugate(first(own) + second(own), summed, unchanged)
+
+
+def _block(n: int, samples: int, width: int) -> Case:
+    return Case(f"{n} ranks, {samples} samples of {width} numbers", n, partial(_block_arguments, samples, width))
+
+
+def _block_arguments(samples: int, width: int, rank: int) -> tuple:
+    x, dy = _random((samples, width), (samples, width), seed=samples)
+    pairs = [(nn.Linear(width, 3 + rank), nn.Linear(3 + rank, width, bias=False)) for _ in range(2)]
+    cut = [prepared(nn.Sequential(up, nn.ReLU(), down), normal(10 + rank)) for up, down in pairs]
+    return x.requires_grad_(), *cut, dy
+
+
+def _play_block(fn: Any, x: Tensor, first: nn.Module, second: nn.Module, dy: Tensor) -> Any:
+    (y := fn(x, first, second)).backward(dy)
+    return {"y": y, "x.grad": x.grad}
+
+
+_blocks, pace = lambda seed: [_block(2, 3 + seed, 4), _block(3, 2, 5)], Pace(PACE.device, Link(0.002, 1e5))
+levels = ("emulated milliseconds", 530, 400, with_one_f_and_g)
+faster_block = partial(Exercise, rounding=1e-12, budget=levels)(
+    "faster_block", one_after_the_other, _play_block, _blocks, _block(4, 64, 16), pace
+)
+faster_block.change("without_f", "second(conjugate(x, unchanged, summed))", "second(x)")
+faster_block.change("averaged", "y + z", "(y + z) / dist.get_world_size()")
+faster_block.change("in_a_row", "second(conjugate(x,", "second(conjugate(y,")
 
 
 # Attention

@@ -10,6 +10,7 @@
 # | 2 | `row_parallel`: a layer with some of its inputs on each rank | 15 | ★★☆ | 2 |
 # | 3 | `cut_heads`: what a rank holds of an attention layer | 20 | ★★☆ | 3 |
 # | 4 | `cross_entropy`: the loss, from a share of the logits | 30 | ★★★ | 4 |
+# | 5 | `faster_block`: an open task: fewer sums over a slow link | 15 | ★★☆ | 3 + 2 |
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
 # one thing at a time, and compares what it leaves with what one process with the whole matrices would have. Once
@@ -75,7 +76,6 @@ def column_parallel(x, weight, bias):
     x = conjugate(x, lambda x: x, all_reduced)
     return F.linear(x, weight, bias)
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: forward</summary>
@@ -153,7 +153,6 @@ def row_parallel(x, weight, bias):
     partial_sum = F.linear(x, weight)
     return conjugate(partial_sum, all_reduced, lambda gradient: gradient) + bias
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: forward</summary>
@@ -235,7 +234,6 @@ def cut_heads(qkv, bias, out, heads):
     rows = torch.cat([own, own + hidden, own + 2 * hidden])
     return qkv[rows], bias[rows], out[:, own]
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: one matrix first</summary>
@@ -330,7 +328,6 @@ def cross_entropy(logits, targets, first):
     return (sums[0].log() - sums[1]).mean(), gradient / len(targets)
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: three numbers</summary>
 #
@@ -371,6 +368,89 @@ checks.cross_entropy(cross_entropy).points(4)
 #
 # In this course it is [`vocab_parallel_cross_entropy`](../../course_lib/mechanisms/tensor_parallel/vocab.py), and in
 # PyTorch a context around the loss, `torch.distributed.tensor.parallel.loss_parallel()`.
+
+# %% [markdown]
+# ## 5. An open task: a slow link
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a block with fewer sums | 15 | ★★☆ |
+#
+# In some models attention and MLP stand side by side: both read x, and both are added to it. `first` and `second` are
+# such layers, cut for each rank: they take a whole x and return a partial sum of their output. The block below is
+# right, and the link is slow. Change whatever you like, as long as the result and the gradients stay exact: the
+# emulated clock counts. Three levels are on the scale: met, good, and best known. The block as it is:
+
+# %%
+def all_reduced(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def one_after_the_other(x, first, second):
+    y = conjugate(first(conjugate(x, lambda x: x, all_reduced)), all_reduced, lambda gradient: gradient)
+    z = conjugate(second(conjugate(x, lambda x: x, all_reduced)), all_reduced, lambda gradient: gradient)
+    return x + y + z
+
+
+checks.faster_block(one_after_the_other)
+
+# %% nbgrader={"grade_id": "faster_block", "solution": true}
+def faster_block(x, first, second):
+    """x + first(x) + second(x), in as little emulated time as you can.
+
+    x: the same on all ranks.
+    first, second: a rank's share of two layers. Each takes x and returns a partial sum.
+
+    Returns the same tensor on all ranks. Backward, each rank computes the gradients of its
+    own shares, and every rank the whole gradient of x.
+    """
+    ### BEGIN SOLUTION
+    own = conjugate(x, lambda x: x, all_reduced)
+    return x + conjugate(first(own) + second(own), all_reduced, lambda gradient: gradient)
+    ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint 1: count</summary>
+#
+# How many all-reduces does the block take forward, and how many backward? How many bytes has each of them?
+# </details>
+# <details><summary>Hint 2: sums commute</summary>
+#
+# The sum over ranks of y and the sum over ranks of z are added up afterwards. Does the order of these sums matter?
+# </details>
+# <details><summary>Hint 3: the same backward</summary>
+#
+# Both layers read x, so both send it a gradient, and autograd adds them up. It may do so before they go over the link.
+# </details>
+
+# %% nbgrader={"grade_id": "check_faster_block", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L06_tensor_parallelism.checks")
+
+### END HIDDEN TESTS
+block = checks.faster_block(faster_block)
+block.points(3)
+
+# %% [markdown]
+# Your block, the one that was given, and the best one known. GPT-J and PaLM put the two layers side by side for this
+# reason. With `torch.distributed.tensor`, `parallelize_module` sums behind each layer of its plan. The course's own
+# layers are [`ColumnParallelLinear`](../../course_lib/mechanisms/tensor_parallel/linear.py) and its counterpart.
+
+# %%
+block.idle
+
+# %% [markdown]
+# Why is your block faster? Write three sentences: what it sends now, why the result is still exact, and why a usual
+# block, in which the MLP reads the output of attention, cannot do the same.
+
+# %% [markdown] nbgrader={"grade_id": "why_faster_block", "grade": true, "solution": true, "points": 2}
+# It sends one sum forward and one backward, in place of two and two. Sums over ranks and over layers may be exchanged,
+# so the numbers are those of one process, up to rounding. In a usual block the MLP needs the whole output of attention
+# before it can begin, so that sum has to be complete first.
 
 # %% [markdown]
 # ## Everything together
@@ -450,7 +530,7 @@ def train_alone(steps):
 
 
 STEPS = 20
-run = launch(train, 4, args=(STEPS,))
+run = launch(train, 4, args=(STEPS,), timeout=10)
 alone, of_all, embedding = train_alone(STEPS)
 losses, held, embedding_of_rank_0 = run.results[0]
 

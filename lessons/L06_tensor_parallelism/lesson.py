@@ -475,14 +475,15 @@ Card("choose_strategy")
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-by_columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
-cuts = dict.fromkeys(by_columns, ColwiseParallel()) | dict.fromkeys(["attention.out", "mlp.down"], RowwiseParallel())
 
-# %%
 def in_pytorch(rank):
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    cuts = {f"attention.{name}": columns for name in ("query", "key", "value")}
+    cuts |= {"attention.out": rows, "mlp.up": columns, "mlp.down": rows}
     model, mesh = TinyGPT(dtype=torch.float64), init_device_mesh("cpu", (4,))  # the same seed on every rank
     for block in model.blocks[1:-1]:
         parallelize_module(block, mesh, cuts)

@@ -388,7 +388,7 @@ def train_alone(dtype):
     return start.float(), flat(model.parameters()).float()
 
 
-run = launch(train, 4)
+run = launch(train, 4, timeout=10)
 masters, weights, skipped = zip(*run.results, strict=True)
 print("all ranks end with the same weights, bit for bit:", all(torch.equal(one, weights[0]) for one in weights))
 print("all ranks have skipped the same number of steps:", len(set(skipped)) == 1)

@@ -239,3 +239,37 @@ complete_gradients.change("all_added", " if axis in axes", "")
 mean = "groups[axis], 1 / dist.get_world_size(groups[axis]))"
 complete_gradients.change("partial_sums_averaged", "groups[axis])", mean)
 complete_gradients.change("partial_sums_not_averaged", "known], rep", "known if not axes], rep")
+
+
+# On two links
+
+
+def in_turn(gradients: list[Any], added_on: list[Axes], groups: dict[str, Any]) -> None:
+    for axis in ("dp", "tp", "pp"):
+        for gradient, axes in zip(gradients, added_on, strict=True):
+            if gradient is not None and (axis in axes or axis == "dp"):
+                dist.all_reduce(gradient, group=groups[axis])
+                gradient *= 1 if axis != "dp" else 1 / dist.get_world_size(groups["dp"])
+
+
+def at_once(gradients: list[Any], added_on: list[Axes], groups: dict[str, Any]) -> None:
+    early = [one for one, axes in zip(gradients, added_on, strict=True) if one is not None and not axes]
+    message = torch.cat([one.flatten() for one in early])
+    handle = dist.all_reduce(message, group=groups["dp"], async_op=True)
+    completed([one for one, a in zip(gradients, added_on, strict=True) if a], [a for a in added_on if a], groups)
+    handle.wait()
+    for one, mean in zip(early, message.split([one.numel() for one in early]), strict=True):
+        one.copy_(mean.view_as(one) / dist.get_world_size(groups["dp"]))
+
+
+def _few_meshes(seed: int) -> list[Case]:
+    return _on_meshes(_arisen, seed)[6:]
+
+
+price, slow = _on_mesh(_arisen, (2, 2, 2)), Link(0.003, 5e4)
+levels = "emulated milliseconds", 72, 61.5, at_once
+on_nodes = partial(Exercise, pace=Pace(PACE.device, Link(0.002, 1e5), slow, 4), rounding=1e-12, budget=levels)
+faster_completion = on_nodes("faster_completion", in_turn, _play_step, _few_meshes, price)
+faster_completion.change("summed", ' / dist.get_world_size(groups["dp"])', "")
+faster_completion.change("partial_sums_left", "axis in axes or ", "")
+faster_completion.change("all_added", 'axis in axes or axis == "dp"', "True")

@@ -10,6 +10,7 @@
 # | 1 | `mesh_groups`: with whom a rank works, on each axis | 15 | ★☆☆ | 2 |
 # | 2 | `gradient_norm`: the norm of a whole model, each number counted once | 20 | ★★☆ | 3 |
 # | 3 | `complete_gradients`: what is added up, what is averaged, and where | 20 | ★★☆ | 3 |
+# | 4 | `faster_completion`: an open task: two links at work at once | 20 | ★★★ | 3 + 2 |
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
 # one thing at a time. Once nothing is wrong, it tells you what your solution costs, beside the best possible. Nothing
@@ -68,7 +69,6 @@ def mesh_groups(rank, dp, pp, tp):
         "tp": [(d * pp + p) * tp + other for other in range(tp)],
     }
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: three numbers</summary>
@@ -148,7 +148,6 @@ def gradient_norm(gradients, copied_on, groups):
     dist.all_reduce(squares)
     return squares.sqrt().item()
     ### END SOLUTION
-
 
 # %% [markdown]
 # <details><summary>Hint 1: what can be added up</summary>
@@ -231,7 +230,6 @@ def complete_gradients(gradients, added_on, groups):
                 one.copy_(total.view_as(one))
     ### END SOLUTION
 
-
 # %% [markdown]
 # <details><summary>Hint 1: which group</summary>
 #
@@ -270,6 +268,88 @@ checks.complete_gradients(complete_gradients).points(3)
 # With PyTorch's `DTensor` each gradient says of itself whether it is `Partial`, and becomes whole where it is used.
 # Shared parameters of a pipeline are left to you there. In this course it is
 # [`complete_gradients`](../../course_lib/mechanisms/hybrid.py), where replicas also share out the update (ZeRO-1).
+
+# %% [markdown]
+# ## 4. An open task: two links
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | complete gradients sooner | 20 | ★★★ |
+#
+# The function below completes gradients as in part 3, and it is slow. Change whatever you like, as long as they stay
+# exact: the emulated clock counts. Eight ranks stand in two nodes: the link between the nodes, which replicas use, is
+# slower than the one inside. Messages of two groups do not slow each other down. Three levels are on the scale: met,
+# good, and best known. The function as it is:
+
+# %%
+def in_turn(gradients, added_on, groups):
+    for axis in ("dp", "tp", "pp"):
+        for gradient, axes in zip(gradients, added_on, strict=True):
+            if gradient is not None and (axis in axes or axis == "dp"):
+                dist.all_reduce(gradient, group=groups[axis])
+                gradient *= 1 if axis != "dp" else 1 / dist.get_world_size(groups["dp"])
+
+
+checks.faster_completion(in_turn)
+
+# %% nbgrader={"grade_id": "faster_completion", "solution": true}
+def faster_completion(gradients, added_on, groups):
+    """Make each gradient that of the whole minibatch, in place, in as little emulated time as you can.
+
+    gradients, added_on, groups: as for complete_gradients.
+    """
+    ### BEGIN SOLUTION
+    early = [one for one, axes in zip(gradients, added_on, strict=True) if one is not None and not axes]
+    message = torch.cat([one.flatten() for one in early])
+    handle = dist.all_reduce(message, group=groups["dp"], async_op=True)
+    partial = [(one, axes) for one, axes in zip(gradients, added_on, strict=True) if axes]
+    complete_gradients([one for one, _ in partial], [axes for _, axes in partial], groups)
+    handle.wait()
+    for one, mean in zip(early, message.split([one.numel() for one in early]), strict=True):
+        one.copy_(mean.view_as(one) / dist.get_world_size(groups["dp"]))
+    ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint 1: count</summary>
+#
+# How many messages does each group carry, and what does each of them pay before its first byte?
+# </details>
+# <details><summary>Hint 2: one message for each group</summary>
+#
+# `torch.cat` puts all gradients of an axis into one message, and `split` takes them apart again.
+# </details>
+# <details><summary>Hint 3: what need not wait</summary>
+#
+# A gradient that is no partial sum can leave at once, with `async_op=True`, while the others are added up inside the
+# node. All ranks have to begin the messages of a group in the same order.
+# </details>
+
+# %% nbgrader={"grade_id": "check_faster_completion", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L08_combining_mechanisms.checks")
+
+### END HIDDEN TESTS
+completed_sooner = checks.faster_completion(faster_completion)
+completed_sooner.points(3)
+
+# %% [markdown]
+# Your function, the one that was given, and the best one known. PyTorch's `DistributedDataParallel` and `fully_shard`
+# do the same: they begin with what is complete. The course's own step is
+# [`train_step`](../../course_lib/mechanisms/hybrid.py).
+
+# %%
+completed_sooner.idle
+
+# %% [markdown]
+# Why is your function faster? Write three sentences: what you save, what happens at the same time now, and what would
+# change if the link inside a node were the slow one.
+
+# %% [markdown] nbgrader={"grade_id": "why_faster_completion", "grade": true, "solution": true, "points": 2}
+# Each group carries one or two messages in place of four, so the latency is paid less often. While partial sums are
+# added up inside a node, the other gradients are already on their way between the nodes. If the link inside were the
+# slow one, the partial sums would take longest, and they should leave first.
 
 # %% [markdown]
 # ## Everything together

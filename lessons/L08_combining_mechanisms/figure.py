@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.axis import data_size, listed
 from course_lib.figures.frame import MARGIN, begin
-from course_lib.figures.lanes import began
+from course_lib.figures.lanes import share_of
 from course_lib.figures.palette import LINES
 from course_lib.figures.picture import Clock, Picture, table
 from course_lib.figures.svg import HALO, Sheet, moving
 from course_lib.figures.vocabulary import draw_device, draw_machine
-from course_lib.timeline import Span, Timeline
 
 if TYPE_CHECKING:
     from lessons.L08_combining_mechanisms.runs import MeshStep
 
 Sizes = tuple[int, int, int]
-BytesByAxis = Mapping[str, Mapping[tuple[int, int], int]]
+Pair = tuple[int, int]
+BytesByAxis = Mapping[str, Mapping[Pair, int]]
 
 AXES = ("dp", "pp", "tp")
 NAMES = {"tp": "tensor (tp)", "pp": "pipeline (pp)", "dp": "data (dp)", "all": "all ranks"}
@@ -73,10 +73,8 @@ def mesh_map(
             draw_device(sheet, x - SIZE / 2, y - SIZE / 2, SIZE, SIZE, rank, is_small=True)
     sheet.height = _draw_table(sheet, sent, predicted, layout.bottom)
     clock = Clock.of(step.timeline, _says(step)) if step.transfers else None
-    lights = [f"rank {rank}" for rank in range(ranks)]
-    return Picture(
-        sheet, _summary(mesh, sent, predicted, origin), table(COLUMNS, _rows(sent)), clock=clock, lights=lights
-    )
+    lights, rows = [f"rank {rank}" for rank in range(ranks)], table(COLUMNS, _rows(sent))
+    return Picture(sheet, _summary(mesh, sent, predicted, origin), rows, clock=clock, lights=lights)
 
 
 class _MeshLayout(NamedTuple):
@@ -111,9 +109,9 @@ class _MeshLayout(NamedTuple):
         return path, x, y
 
 
-def between(sent: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+def between(sent: Mapping[Pair, int]) -> dict[Pair, int]:
     """Bytes between two ranks, both ways, the lower rank first."""
-    both = Counter[tuple[int, int]]()
+    both = Counter[Pair]()
     for (source, target), count in sent.items():
         both[min(source, target), max(source, target)] += count
     return {pair: count for pair, count in sorted(both.items()) if count}
@@ -142,14 +140,14 @@ def _draw_traffic(sheet: Sheet, layout: _MeshLayout, sent: BytesByAxis, ranks: i
                     _draw_bytes(sheet, layout, axis, pair, rank, count)
 
 
-def _draw_line(sheet: Sheet, layout: _MeshLayout, most: int, axis: str, pair: tuple[int, int], count: int) -> None:
+def _draw_line(sheet: Sheet, layout: _MeshLayout, most: int, axis: str, pair: Pair, count: int) -> None:
     tip = f"{NAMES[axis]}: {count:,} bytes between rank {pair[0]} and rank {pair[1]}, both ways"
     look = {"stroke": LOOKS[axis].color, "stroke_dasharray": LOOKS[axis].dash or "none"}
     width = THIN + (WIDE - THIN) * count / most
     sheet.path(layout.curve(axis, *pair)[0], tip, stroke_width=width, fill="none", **look)
 
 
-def _draw_bytes(sheet: Sheet, layout: _MeshLayout, axis: str, pair: tuple[int, int], rank: int, count: int) -> None:
+def _draw_bytes(sheet: Sheet, layout: _MeshLayout, axis: str, pair: Pair, rank: int, count: int) -> None:
     """Write the bytes of a line nearer to the other rank."""
     _, x, y = layout.curve(axis, *pair)
     other, _ = layout.place(pair[0] if rank == pair[1] else pair[1])
@@ -160,16 +158,10 @@ def _draw_pulses(sheet: Sheet, layout: _MeshLayout, step: MeshStep) -> None:
     """Draw dots over each line while a message is on its way, long enough to be seen."""
     for axis in LOOKS:
         for pair, spans in step.transfers.get(axis, {}).items():
-            times = moving(_periods(step.timeline, spans))
+            shares = [share_of(step.timeline, span.start, span.end) for span in spans]
+            times = moving((start, max(end, start + GLIMPSE)) for start, end in shares)
             with sheet.group(**times, fill="none", stroke="currentColor", **PULSE):
                 sheet.path(layout.curve(axis, min(pair), max(pair))[0])
-
-
-def _periods(timeline: Timeline, spans: list[Span]) -> Iterator[tuple[float, float]]:
-    zero, whole = began(timeline), timeline.makespan
-    for span in spans:
-        start = (span.start - zero) / whole
-        yield start, start + max(GLIMPSE, span.duration / whole)
 
 
 def _says(step: MeshStep) -> Iterator[tuple[float, str]]:

@@ -293,7 +293,7 @@ keeps = {axis: total(halved.sent, axis) / total(steps["2 x 2 x 2"].sent, axis) f
 # {{shortest}} was faster than eight replicas, {{steps["8 x 1 x 1"].timeline.makespan:duration}}. But the replicas spent
 # {{tail("8 x 1 x 1") / steps["8 x 1 x 1"].timeline.makespan:percent}} of the step after their last backward pass, with
 # gradients and weights. *Predict:* who is faster if gradients leave while the backward pass still runs? And if there
-# are four times as many samples? (With a single micro-batch, so that nobody has any further messages.)
+# are four times as many samples? (With a single micro-batch, so that there are no other messages.)
 
 # %%
 settings = {
@@ -308,17 +308,15 @@ for name, how in settings.items():
 
 # %% [markdown]
 # Overlap hides a part of what replicas send, and with more samples the rest matters less: it stays what it was, while
-# what tensor ranks send grows. With both, eight replicas are ahead. So who is fastest depends on how much there is to
-# compute in a step, and so few short samples say
-# nothing of the step of a large run.
+# what tensor ranks send grows. With both, the two are as fast as each other. So who is fastest depends on how much
+# there is to compute in a step, and so few short samples say nothing of the step of a large run.
 #
 # ## 6. Memory beside time
 #
 # An arrangement is chosen for its memory as often as for its time. Our model is too small to show that, so ask the
-# planner about
-# a model of 13B on the same machines with A100s in them. In the first nine lines replicas share out
-# the optimizer's state, as ours do. Then they share out everything (ZeRO-3): all eight of them, or in **hybrid
-# sharding** only the four of each machine, so that weights are fetched inside it and only shards of gradients cross.
+# planner about a model of 13B on the same machines with A100s in them. In the first nine lines replicas share out the
+# optimizer's state, as ours do. Then they share out everything (ZeRO-3): all eight of them, or in **hybrid sharding**
+# only the four of each machine, so that weights are fetched inside it and only shards of gradients cross.
 # *Predict:* which arrangement needs the least memory? Which is fastest? The same one?
 
 # %%
@@ -339,11 +337,18 @@ from dataclasses import replace
 
 all_eight, hybrid = (planned[f"8 x 1 x 1, {how}"] for how in ("ZeRO-3", "hybrid"))
 larger = estimate(large, machines, replace(plans["8 x 1 x 1, ZeRO-3"], micro_batch=8, recompute="full"), 128)
+thin = Plan(dp=512, zero=1), Plan(dp=256, pp=2, zero=1)  # a sample, or two, for each replica
+thin = [estimate(GPT3["6.7B"], Cluster("H100-80GB", nodes=64), plan, 512).step_time.total for plan in thin]
 
 # %% [markdown]
 # Eight replicas would be the fastest, and they do not fit. Eight tensor ranks need the least, and take about twice as
 # long. Between them memory is paid for with time, though not always at the same price: 2 x 4 x 1 is worse than
 # 2 x 2 x 2 in both.
+#
+# That replicas would be the fastest takes enough samples for each of them, here {{128 // 8}}. With a single one there
+# is hardly anything to compute beside the gradients. For 6.7B on 512 H100 and as many samples, 512 replicas take
+# {{thin[0]:duration}} a step; with two stages in each of 256, a device has half of the gradients, and a step takes
+# {{thin[1]:duration}}.
 #
 # ZeRO-3 makes eight replicas fit, and fetches all weights for each micro-batch, so small ones make it slow:
 # {{all_eight.step_time.data:duration}} of its step is waiting for them. Hybrid sharding waits
@@ -360,10 +365,11 @@ larger = estimate(large, machines, replace(plans["8 x 1 x 1, ZeRO-3"], micro_bat
 from collections import Counter
 
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 
 def train_sharded(rank, sizes):
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("copies", "shards")[-len(sizes):])
     model = TinyGPT(config, dtype=torch.float64)
     for part in (*model.blocks[1:-1], model):
@@ -402,13 +408,13 @@ Card("evaluate_strategy")
 # compared with our ranks on the same mesh, both without clipping:
 
 # %%
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-by_columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
-cuts = dict.fromkeys(by_columns, ColwiseParallel()) | dict.fromkeys(["attention.out", "mlp.down"], RowwiseParallel())
-
-# %%
 def in_pytorch(rank):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    cuts = {f"attention.{name}": columns for name in ("query", "key", "value")}
+    cuts |= {"attention.out": rows, "mlp.up": columns, "mlp.down": rows}
     mesh, model = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp")), TinyGPT(config, dtype=torch.float64)
     for block in model.blocks[1:-1]:
         parallelize_module(block, mesh["tp"], cuts)
@@ -446,7 +452,8 @@ print("losses of five steps, the same as ours up to rounding:", bool(off < 1e-9)
 # - Every arrangement is the same training. Memory, idle time and links decide between them.
 # - A partial gradient is added up on all ranks that have one. In a norm, each gradient counts once.
 # - The axis that talks most gets the fastest links.
-# - Where the model fits, replicas are the fastest. Stages, tensor ranks and ZeRO-3 pay for memory with time.
+# - Where the model fits and each replica has many samples, replicas are the fastest. Stages, tensor ranks and ZeRO-3
+#   pay for memory with time.
 # - ZeRO-3 fetches weights for each micro-batch. Hybrid sharding keeps that inside a machine.
 #
 # ### When it stops being true

@@ -148,7 +148,7 @@ print(f"{sum(step_traffic(6_000, 2, 800, 3, dp=2, tp=2, pp=1, stage=0, zero=0)):
 
 # %% [markdown]
 # The planner's own function is [`bytes_sent`](../../course_lib/planner/communication.py). In PyTorch it is NCCL that
-# decides, and it often takes a tree in place of a ring, which sends more and needs fewer steps.
+# decides, and it often takes a tree in place of a ring, which sends about as much in fewer steps.
 #
 # ## 3. Choose
 #

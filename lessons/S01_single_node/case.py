@@ -1,45 +1,56 @@
-"""S1. A model of 30 billion parameters on a single node of eight GPUs: choose a plan, and defend it."""
+"""S1. A model on a single node, started in the way that has always worked: choose a plan, and defend it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from course_lib.classroom.scenarios.plans import Planning
-from course_lib.classroom.scenarios.targets import Change, PlanTask
+from course_lib.classroom.scenarios.targets import PlanTask
 from course_lib.planner import Cluster, ModelSpec
 
-# Zhang et al. 2022, "OPT", table 1; Black et al. 2022, "GPT-NeoX-20B".
-OPT_30B = ModelSpec(48, 7168, 56, sequence=2048, vocab=50272, flash_attention=True)
-OPT_13B = replace(OPT_30B, layers=40, hidden=5120, heads=40)
-NEOX_20B = ModelSpec(44, 6144, 64, sequence=2048, vocab=50432, tied_embeddings=False, flash_attention=True)
+# Brown et al. 2020, "Language Models are Few-Shot Learners", table 2.1: 1.3, 2.7 and 6.7 billion parameters.
+GPT_1B = ModelSpec(24, 2048, 16, sequence=2048, vocab=50272, flash_attention=True)
+GPT_3B, GPT_7B = replace(GPT_1B, layers=32, hidden=2560, heads=32), replace(GPT_1B, layers=32, hidden=4096, heads=32)
+# Narayanan et al. 2021, table 1: 39.1 billion parameters.
+GPT_39B = replace(GPT_1B, layers=48, hidden=8192, heads=64, vocab=51200)
 
-CHANGES: dict[str, Change] = {
-    "again": "recompute=full",
-    "optimizer": "zero=1",
-    "memory": ("", Cluster("B200-180GB")),
-    "matrices": "dp=1 tp=8",
-}
-TURNS = {
-    "matrices among all eight": "dp=1 tp=8",
-    "everything sharded": "zero=3",
-    "everything sharded, all computed again": "zero=3 recompute=full",
-    "a stage for each device": "dp=1 pp=8",
-    "a stage for each device, all recomputed": "dp=1 pp=8 recompute=full",
-}
+LINK = "In summer the node may get slower links, so the plan should not spend much of a step waiting for them."
+MEMORY = "A teacher model will lie in the same memory later, so the plan may need only a part of it."
 
 
-def _tasks(words: str, model: ModelSpec, node: Cluster, tokens: int, more: int) -> tuple[PlanTask, PlanTask]:
-    first = PlanTask(words, model, node, 256, "dp=8", tokens, changes=CHANGES)
-    return first, replace(first, tokens=more, waiting={node.inside_link.name: 0.1}, turns=TURNS)
+def _tasks(
+    model: ModelSpec, node: Cluster, batch: int, micro_batch: int, goal: str, **limits: Any
+) -> tuple[PlanTask, PlanTask]:
+    n, precision = node.devices, "bf16" if "bf16" in node.spec.peak else "fp16"
+    words = f"a model of {model.parameters / 1e9:.1f} billion parameters, with sequences of {model.sequence:,} tokens"
+    now = f"dp={n} micro_batch={micro_batch} precision={precision}"
+    changes = {
+        "again": "recompute=full",
+        "optimizer": "zero=1",
+        "samples": f"micro_batch={max(1, micro_batch // 8)}",
+        "matrices": f"dp=1 tp={n}",
+    }
+    turns = {
+        "matrices among all devices": f"dp=1 tp={n}",
+        "everything sharded": "micro_batch=1 zero=3",
+        "everything sharded, all computed again": "micro_batch=1 zero=3 recompute=full",
+        "a stage for each device": f"dp=1 pp={n} micro_batch=1",
+        "replicas that share the optimizer's state": "micro_batch=1 zero=1 recompute=selective",
+    }
+    first = PlanTask(words, model, node, batch, now, changes=changes)
+    return first, replace(first, goal=goal, turns=turns, **limits)
 
 
 CASE = Planning(
     "S1",
     (
-        _tasks("a model of 30 billion parameters", OPT_30B, Cluster("A100-80GB"), 5_000, 6_200),
-        _tasks("a model of 20 billion parameters", NEOX_20B, Cluster("A100-80GB", inside="PCIe 4"), 3_500, 9_700),
-        _tasks("a model of 30 billion parameters", OPT_30B, Cluster("H100-80GB"), 11_000, 16_000),
-        _tasks("a model of 13 billion parameters", OPT_13B, Cluster("A100-40GB"), 9_000, 12_700),
+        _tasks(GPT_7B, Cluster("A100-80GB", inside="PCIe 4"), 32, 2, LINK, waiting={"PCIe 4": 0.1}),
+        _tasks(GPT_39B, Cluster("B200-180GB"), 32, 4, MEMORY, within=0.6),
+        _tasks(replace(GPT_1B, sequence=8192), Cluster("A100-40GB"), 32, 2, MEMORY, within=0.6),
+        _tasks(GPT_1B, Cluster("V100-32GB", devices_per_node=16), 256, 8, MEMORY, within=0.6),
+        _tasks(GPT_3B, Cluster("A100-40GB", devices_per_node=4), 32, 1, MEMORY, within=0.6),
+        _tasks(replace(GPT_1B, sequence=8192), Cluster("RTX-4090", devices_per_node=4), 256, 1, MEMORY, within=0.75),
     ),
 )
 QUESTIONS = CASE.questions()

@@ -1,15 +1,13 @@
 # %% [markdown]
 # # Scenario 1: one node
 #
-# **What you do:** choose a plan for a model that is too large for any single device, and defend it.<br>
-# **Time:** 25 minutes.<br>
-# **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and
-# [planning](../09_planning.ipynb).
+# **What you do:** choose a plan for a model on a single node, where it does not run as it was started, and defend
+# it.<br> **Time:** 25 minutes.<br> **You need:** the lessons up to [combining
+# mechanisms](../08_combining_mechanisms.ipynb), and [planning](../09_planning.ipynb).
 #
-# There is one node, with eight GPUs, and there will be no second one this year. On it a model of 30 billion
-# parameters shall be trained, with 256 sequences of 2,048 tokens in a minibatch. The node costs the same whether it
-# computes or waits, and it is yours if you can say what you will do with it. A colleague has already tried, and got
-# no further than an error.
+# There is one node, and there will be no second one this year. On it a model shall be trained. The node costs the same
+# whether it computes or waits, and it is yours if you can say what you will do with it. A colleague has already tried,
+# and got no further than an error.
 #
 # Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
 # Any plan is accepted that reaches the targets. Two plans whose steps differ by less than an eighth count as equal,
@@ -23,7 +21,7 @@
 from lessons import Card
 from lessons.S01_single_node.case import CASE
 
-case = CASE.variant()  # seed=1, 2, 3: another model, device or link
+case = CASE.variant()  # seed=1 to 5: another model, node and goal
 case.evidence()
 
 # %%
@@ -65,6 +63,6 @@ Card("S1_defend", case.seed)
 case.debrief()
 
 # %% [markdown]
-# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`. Then run the page again.
-# The questions are the same, but another model, device or link asks for another plan. (The brief at the top speaks of
-# the first one; what counts is the evidence.)
+# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`, up to 5. Then run the page again. The questions
+# are the same, but the model, the node and the goal are others, so another plan is right: what was best before is wrong
+# nearly everywhere else.

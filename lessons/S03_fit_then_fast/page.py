@@ -1,15 +1,14 @@
 # %% [markdown]
 # # Scenario 3: make it fit, then make it fast
 #
-# **What you do:** find the node that can hold a model of 70 billion parameters, make it fit, and then make it
+# **What you do:** find the smallest node that can hold a large model without a risk, make it fit, and then make it
 # fast.<br>
 # **Time:** 25 minutes.<br>
 # **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and
 # [planning](../09_planning.ipynb).
 #
-# A model of 70 billion parameters is to be trained further on eight GPUs, with sequences of 4,096 tokens. Somebody
-# has found out that a small minibatch, 32 sequences, teaches this model the most. Nobody has asked yet whether it
-# fits. You may choose the node, and then you are on your own: no second node, no memory outside of the devices.
+# A large model is to be trained further on a single node. Nobody has asked yet whether it fits. You may choose the
+# node, and then you are on your own: no second node, no memory outside of the devices.
 #
 # Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
 # Any plan is accepted that reaches the targets. Two plans whose steps differ by less than an eighth count as equal,
@@ -17,13 +16,13 @@
 #
 # ## 1. Where can it fit?
 #
-# This is the job on the largest node of the catalogue, with the first plan that somebody thought of.
+# This is the job on the largest node that you may have, with the first plan that somebody thought of.
 
 # %%
 from lessons import Card
 from lessons.S03_fit_then_fast.case import CASE
 
-case = CASE.variant()  # seed=1, 2: another model
+case = CASE.variant()  # seed=1 to 5: another model, and another node that holds it
 case.evidence()
 
 # %%
@@ -65,6 +64,6 @@ Card("S3_defend", case.seed)
 case.debrief()
 
 # %% [markdown]
-# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`. Then run the page
-# again. The questions are the same, but another model asks for another plan. (The brief at the top speaks of the
-# first one; what counts is the evidence.)
+# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`, up to 5. Then run the page again. The questions
+# are the same, but the model and the goal are others, so another plan is right: what was best before is wrong nearly
+# everywhere else.

@@ -1,61 +1,81 @@
-"""The memo (S5): a plan for 32 GPUs with its reasons, its numbers beside the planner's, and the page to hand in.
+"""The memo (S5): a brief, the plan that a student decides on, and the pages to hand in.
 
-    S5_plan                        the plan that was chosen
-    S5_memory ... S5_precision     four sections of prose; each number is compared with the plan's (numbers, facts)
-    S5_bottleneck, S5_mitigation   the largest loss of speed-up, and the change to try first
-
-All answers are in the student's journal, as they were typed, and nowhere else; `export` makes a page of the latest.
+A seed draws the brief. All answers are in the student's journal, as they were typed, and nowhere else: `export` makes
+two printed pages of the latest, and a sheet for whoever marks them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from course_lib.classroom import journal, questions
 from course_lib.classroom.questions import plan_text
-from course_lib.classroom.questions.markup import to_html
-from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.questions.forms import FreeText
+from course_lib.classroom.questions.markup import bullets, to_html
+from course_lib.classroom.questions.question import Question
 from course_lib.figures import Picture, Timing, devices, memory_by_part, speed_up, step_time_by_part
-from course_lib.figures.axis import listed, memory_size, percent
-from course_lib.figures.words import plan_in_words
+from course_lib.figures.axis import memory_size, percent
 from course_lib.planner import Cluster, Estimate, ModelSpec, estimate, search
-from lessons.S05_memo.facts import facts
-from lessons.S05_memo.numbers import AGREES, DIFFERS, NOT_CHECKED, Remark, remarks
 
 
 class Brief(NamedTuple):
-    """A case for a memo. expected: the share of the ideal speed-up that all nodes should reach against one."""
+    """A case for a memo. rule: what may be changed, of RULES.
+
+    expected: the share of the ideal speed-up that all nodes should reach against one.
+    """
 
     model: ModelSpec
     cluster: Cluster
     batch: int
+    rule: str
     expected: float
+    seed: int = 0
 
 
-CASE = Brief(
-    ModelSpec(layers=40, hidden=5120, heads=80, sequence=2048, vocab=51200, flash_attention=True),
-    Cluster("A100-40GB", nodes=4, between="Ethernet 25"),
-    batch=256,
-    expected=0.8,
+OPT_13B = ModelSpec(layers=40, hidden=5120, heads=80, sequence=2048, vocab=51200, flash_attention=True)
+NEOX_20B = ModelSpec(44, 6144, 64, sequence=2048, vocab=50432, tied_embeddings=False, flash_attention=True)
+TRIAL = "There is money for one purchase, and a trial has shown that it learns as well with twice the minibatch."
+RULES = {  # what a brief allows to change: in words, and by name
+    "program": (
+        "Nothing may be bought, and the minibatch stays. The program may change.",
+        ("overlap", "schedule", "tensor"),
+    ),
+    "settings": (f"{TRIAL} The program stays, except for its plan.", ("schedule", "tensor", "network", "batch")),
+    "all": (f"{TRIAL} The program may change, too.", ("overlap", "schedule", "tensor", "network", "batch")),
+}
+BRIEFS = (
+    Brief(OPT_13B, Cluster("A100-40GB", 4, between="Ethernet 25"), 256, "program", 0.8),
+    Brief(NEOX_20B, Cluster("A100-80GB", 4, between="Ethernet 100"), 64, "settings", 0.75),
+    Brief(NEOX_20B, Cluster("H100-80GB", 4, between="Ethernet 25"), 512, "all", 0.75),
+    Brief(OPT_13B, Cluster("H100-80GB", 4, between="Ethernet 100"), 64, "settings", 0.6),
+    Brief(OPT_13B, Cluster("A100-80GB", 8, between="InfiniBand HDR"), 64, "all", 0.65),
 )
-PLAN, SECTIONS = "S5_plan", ("S5_memory", "S5_gradients", "S5_pipeline", "S5_precision")
-PARTS = (PLAN, *SECTIONS, "S5_bottleneck", "S5_mitigation")
-NO_PLAN = "Decide on a plan first, in the card of section 1; then your numbers can be compared with it."
+PLAN = "S5_plan"
+SECTIONS = {  # the sections of prose, and what is chosen or calculated beside each of them
+    "S5_memory": ("S5_state", "S5_need"),
+    "S5_gradients": ("S5_sent", "S5_speed_up"),
+    "S5_pipeline": ("S5_bubble", "S5_naive"),
+    "S5_precision": ("S5_wide",),
+    "S5_advice": ("S5_lost", "S5_bottleneck", "S5_mitigation"),
+}
+PARTS = (PLAN, *(name for section, beside in SECTIONS.items() for name in (section, *beside)))
+
+
+def brief(seed: int = 0) -> Brief:
+    return BRIEFS[questions.checked(seed) % len(BRIEFS)]._replace(seed=seed)
 
 
 @cache
-def one_node(case: Brief = CASE) -> Estimate:
-    """The best plan for a single node and the same minibatch, with which all nodes together are compared.
-
-    It may fit with lean software only: a slower node would flatter the scaling.
-    """
+def one_node(case: Brief) -> Estimate:
+    """The fastest plan for a single node and the same minibatch that fits or may fit there."""
     found = search(case.model, replace(case.cluster, nodes=1), case.batch)
-    return min((one for one in found if one.memory.total <= one.capacity), key=lambda one: one.step_time.total)
+    return min((one for one in found if one.fit != "does not fit"), key=lambda one: one.step_time.total)
 
 
 def demands(case: Brief, plan: Estimate) -> list[tuple[bool, str]]:
@@ -72,99 +92,91 @@ def demands(case: Brief, plan: Estimate) -> list[tuple[bool, str]]:
     ]
 
 
-def decided() -> Estimate | None:
+def decided(case: Brief) -> Estimate | None:
     """The plan that the student chose last."""
-    found = [note for note in journal.notes() if note.question == PLAN and note.what in ("committed", "ran")]
-    return estimate(*CASE[:2], plan_text.parse(found[-1].answer), CASE.batch) if found else None
+    kept = [note for note in journal.notes() if (note.question, note.seed) == (PLAN, case.seed)]
+    answers = [note.answer for note in kept if note.what in ("committed", "ran")]
+    return estimate(case.model, case.cluster, plan_text.parse(answers[-1]), case.batch) if answers else None
 
 
-def figures(plan: Estimate) -> tuple[Picture, Picture, Picture]:
-    steps = {"one node, the best plan": one_node(), "all nodes, this plan": plan}
+def figures(case: Brief, plan: Estimate, width: int = 800) -> tuple[Picture, Picture, Picture]:
+    steps = {"one node, the best plan": one_node(case), "all nodes, this plan": plan}
     return (
-        memory_by_part(devices(plan), plan.capacity, title="What each device of a pipeline holds"),
-        step_time_by_part(steps, title="What the time of a step goes into"),
+        memory_by_part(devices(plan), plan.capacity, width, "What each device of a pipeline holds"),
+        step_time_by_part(steps, width, "What the time of a step goes into"),
         speed_up([Timing.planned(one) for one in steps.values()], title="From one node to all of them"),
     )
 
 
-def check(text: str, plan: Estimate) -> list[Remark]:
-    """The remarks on the numbers in a section."""
-    return remarks(text, facts(plan, one_node(), CASE.expected))
-
-
-def in_words(found: list[Remark]) -> str:
-    """Remarks in words: a line for each number that differs, one for all that agree, one for all not checked."""
-    wrong = [f"- {one.number}: {one.text}" for one in found if one.verdict == DIFFERS]
-    said = ["Look at these again:", "\n".join(wrong)] if wrong else []
-    for verdict, words in {AGREES: "As the planner has them", NOT_CHECKED: "Not checked"}.items():
-        numbers = [f"{one.number} ({one.text})" if one.text else one.number for one in found if one.verdict == verdict]
-        said += [f"{words}: {listed(numbers)}."] if numbers else []
-    return "\n\n".join(said) or "There is no number in it. One or two would make it stronger."
-
-
-def read_section(figure: int, case: Brief, text: str) -> Outcome:
-    """Compare a section with the plan. figure: the number of its figure."""
-    if (plan := decided()) is None:
-        return Outcome(None, NO_PLAN)
-    said = f"Your plan (modelled): {plan_in_words(plan.plan)}.\n\n{in_words(check(text, plan))}"
-    return Outcome(None, said, pictures=(figures(plan)[figure],))
-
-
-# The page to hand in
+# The pages to hand in
 
 STYLE = """
-body { font: 11pt/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
-body { max-width: 46em; margin: 2em auto; padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin: 1.6em 0 0.4em; break-after: avoid; }
-figure { margin: 1em 0; break-inside: avoid; } figcaption, .numbers { font-size: 0.85em; color: #444; }
-@page { margin: 18mm; } @media print { body { margin: 0; max-width: none; padding: 0; } }
+body { font: 10pt/1.35 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 52em; margin: 2em auto; }
+h1 { font-size: 1.4em; margin: 0; } h2 { font-size: 1.1em; margin: 0.9em 0 0.2em; break-after: avoid; } p { margin: 0; }
+table { border-collapse: collapse; margin: 0.6em 0; break-inside: avoid; } td { padding: 0 1.2em 0 0; }
+td { vertical-align: top; } td:first-child { white-space: nowrap; }
+figure { display: inline-block; width: 49%; margin: 0.6em 0 0; } svg { width: 100%; height: auto; }
+@page { size: A4; margin: 16mm; } @media print { body { margin: 0; max-width: none; } }
 """
 UNWRITTEN = "(Not written yet.)"
 
 
-def export(folder: str | Path = ".", author: str = "") -> list[Path]:
-    """Write S05_memo.md and its figures, and S05_memo.html, which includes them and can be printed.
+def export(folder: str | Path = ".", author: str = "", seed: int = 0) -> list[Path]:
+    """Write S05_memo.html, which can be printed, and S05_sheet.html, for whoever marks it; return the files.
 
-    Returns the files. Raises OSError if the folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
-    place, plan = Path(folder), decided()
-    pictures = figures(plan) if plan else ()
-    files = {f"S05_memo-{number}.svg": picture.svg for number, picture in enumerate(pictures, 1)}
-    drawn = [f"![{picture.summary}]({name})" for name, picture in zip(files, pictures, strict=True)]
-    title = f"A plan for {CASE.cluster.devices} GPUs" + f", by {author}" * bool(author)
-    parts = list(_parts(plan))
-    text = [f"# {title}", *(f"## {heading}\n\n{said}\n\n{numbers}" for heading, said, numbers in parts), *drawn]
-    files["S05_memo.md"] = "\n\n".join(filter(None, map(str.strip, text))) + "\n"
-    files["S05_memo.html"] = _page(title, parts, pictures)
-    place.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (place / name).write_text(content, encoding="utf-8")
-    return [place / name for name in files]
+    title = f"A plan for {brief(seed).cluster.devices} GPUs" + f", by {author}" * bool(author)
+    pages = {"S05_memo.html": (title, _memo(brief(seed))), "S05_sheet.html": (f"Marks. {title}", _sheet(brief(seed)))}
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, (head, parts) in pages.items():
+        body = f"<h1>{escape(head)}</h1>{''.join(parts)}"
+        start = f"<meta charset='utf-8'><title>{escape(head)}</title><style>{STYLE}</style>"
+        (Path(folder) / name).write_text(
+            f"<!DOCTYPE html><html lang='en'><head>{start}</head><body>{body}</body></html>", encoding="utf-8"
+        )
+    return [Path(folder) / name for name in pages]
 
 
-def _parts(plan: Estimate | None) -> Iterator[tuple[str, str, str]]:
-    """The parts of the memo: heading, latest answer, and remarks on its numbers, or on the plan."""
-    for name in PARTS:
-        question = questions.load(name)
-        note = question.latest()
-        said = note.answer if note else UNWRITTEN
-        if note and name not in SECTIONS:
-            words = question.form.words(note.answer)
-            said = f"{words[:1].upper()}{words[1:]}."
-        checked = ""
-        if plan and name == PLAN:
-            checked = "\n\n".join(text for _, text in demands(CASE, plan))
-        elif plan and note and name in SECTIONS:
-            checked = f"Numbers against the planner's.\n\n{in_words(check(said, plan))}"
-        yield question.entry.title, said, checked
+def _memo(case: Brief) -> Iterator[str]:
+    """The memo: the plan, each section, its numbers and choices in one table, and two figures."""
+    plan, told = decided(case), {name: questions.load(name, case.seed) for name in PARTS}
+    for name in (PLAN, *SECTIONS):
+        yield f"<h2>{escape(told[name].entry.title)}</h2>{to_html(_said(told[name], UNWRITTEN))}"
+    beside = (told[name] for names in SECTIONS.values() for name in names)
+    yield _table((one.entry.title, re.sub("^[a-e], ", "", _said(one, ""))) for one in beside if one.latest())
+    for picture in figures(case, plan, 560)[:2] if plan else ():
+        yield f"<figure>{picture.svg}</figure>"
 
 
-def _page(title: str, parts: list[tuple[str, str, str]], pictures: tuple[Picture, ...]) -> str:
-    sections = "".join(
-        f"<section><h2>{escape(heading)}</h2>{to_html(said)}<div class='numbers'>{to_html(numbers)}</div></section>"
-        for heading, said, numbers in parts
-    )
-    drawn = "".join(f"<figure>{one.svg}<figcaption>{escape(one.summary)}</figcaption></figure>" for one in pictures)
-    head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
-    body = f"<h1>{escape(title)}</h1>{sections}{drawn}"
-    return f"<!DOCTYPE html><html lang='en'><head>{head}</head><body>{body}</body></html>"
+def _sheet(case: Brief) -> Iterator[str]:
+    """The sheet: the run's verdict on all that is not prose, and for each section its levels and points."""
+    plan = decided(case)
+    yield to_html(bullets(text for _, text in demands(case, plan)) if plan else "No plan has been decided on.")
+    chosen = [questions.load(name, case.seed) for name in PARTS if name not in SECTIONS]
+    yield _table((one.entry.title, _said(one, UNWRITTEN), _verdict(one)) for one in chosen)
+    for name in SECTIONS:
+        question = questions.load(name, case.seed)
+        form = cast(FreeText, question.form)
+        levels, points = form.model_answer.partition("\n\n")[2], (f"☐ {one}" for one in form.checklist)
+        yield f"<h2>{escape(question.entry.title)}: ___ of 3</h2>{to_html(levels)}{to_html(bullets(points))}"
+
+
+def _said(question: Question, otherwise: str) -> str:
+    """The latest answer in words, prose as it was typed."""
+    note = question.latest()
+    if note is None:
+        return otherwise
+    return note.answer if question.name in SECTIONS else question.form.words(note.answer)
+
+
+def _verdict(question: Question) -> str:
+    """Run the latest answer again, as the plan may have changed since."""
+    note = question.latest()
+    right = question.form.run(note.answer).right if note else None
+    return {True: "right", False: "not right", None: "not run"}[right]
+
+
+def _table(rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
+    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"

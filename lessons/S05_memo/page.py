@@ -1,14 +1,12 @@
 # %% [markdown]
 # # Scenario 5: the memo
 #
-# **What you do:** recommend a plan for 32 GPUs, and defend it in a memo of two pages.<br>
+# **What you do:** recommend a plan for some nodes, and defend it in a memo of two pages.<br>
 # **Time:** 90 minutes.<br>
 # **You need:** the lessons up to [planning](../09_planning.ipynb).
 #
-# Your group has been given 4 nodes of 8 A100 with 40 GiB each. Inside a node a GPU sends 300 GB/s (NVLink), between
-# nodes 25 Gbit/s (Ethernet). You are to train a model of 13 billion parameters, with 40 layers of width 5,120, on
-# minibatches of 256 samples of 2,048 tokens. It does not fit on one GPU. It has been trained on one node, and the head
-# of the group expects that four nodes are nearly four times as fast: at least 80% of that. She wants a memo with
+# Your group has been given a few nodes, and the head of the group expects that they are nearly as many times as fast as
+# one. The model does not fit on one GPU. She wants a memo with
 #
 # 1. a plan: data, tensor and pipeline parallelism, micro-batches, precision;
 # 2. how it solves the out-of-memory problem;
@@ -17,18 +15,23 @@
 # 5. what mixed precision gains, and what stays in higher precision;
 # 6. the likeliest bottleneck, and what to try first.
 #
+# Beside the text stand eight numbers, each in a field of its own. They are compared with the plan that you decided on
+# last, to within 2%; write them with a unit, such as 3.4 GB, 25% or 8.8 s. The text itself nobody can judge but you:
+# its cards say what a good one has.
+#
 # Everything you type is kept within a second, in the folder `.course`. You can close this page and come back, and you
 # can change every answer until you hand the memo in. All costs here are **modelled**, by the planner.
 #
 # ## 1. The plan
 #
-# Decide first, then run it. Whatever meets the three demands is a good plan. The numbers in your text are compared with
-# the plan that you decided on last.
+# Decide first, then run it. Whatever meets the three demands is a good plan.
 
 # %%
 from lessons import Card
+from lessons.S05_memo import memo
 
-Card("S5_plan")
+SEED = 0  # 1, 2, 3, 4: other nodes, another model, and other things that may be changed
+Card("S5_plan", SEED)
 
 # %% [markdown]
 # To try a plan before you decide, write one here.
@@ -37,59 +40,85 @@ Card("S5_plan")
 from textwrap import fill
 
 from course_lib.planner import Plan, estimate
-from lessons.S05_memo.memo import CASE
 
-tried = estimate(CASE.model, CASE.cluster, Plan(dp=32), CASE.batch)
+case = memo.brief(SEED)
+tried = estimate(case.model, case.cluster, Plan(dp=case.cluster.devices), case.batch)
 print(fill(tried.why, 90))
 
 # %% [markdown]
-# `tried.memory`, `tried.step_time`, `tried.flows` and `tried.bubble` have the numbers that you can quote.
+# `tried.memory`, `tried.step_time`, `tried.flows` and `tried.bubble` have what you can quote, and
+# `memo.one_node(case).step_time` has the best plan on one node. Derive a number first, then look it up.
 #
 # ## 2. Out of memory
 
 # %%
-Card("S5_memory")
+Card("S5_memory", SEED)
+
+# %%
+Card("S5_state", SEED)
+
+# %%
+Card("S5_need", SEED)
 
 # %% [markdown]
 # ## 3. Gradients and scaling
 
 # %%
-Card("S5_gradients")
+Card("S5_gradients", SEED)
+
+# %%
+Card("S5_sent", SEED)
+
+# %%
+Card("S5_speed_up", SEED)
 
 # %% [markdown]
 # ## 4. Micro-batches or naive splitting
 
 # %%
-Card("S5_pipeline")
+Card("S5_pipeline", SEED)
+
+# %%
+Card("S5_bubble", SEED)
+
+# %%
+Card("S5_naive", SEED)
 
 # %% [markdown]
 # ## 5. Mixed precision
 
 # %%
-Card("S5_precision")
+Card("S5_precision", SEED)
+
+# %%
+Card("S5_wide", SEED)
 
 # %% [markdown]
 # ## 6. What limits it, and what to try first
 #
-# Both are run with your plan.
+# Decide on both first: they are run with your plan. Then write down why.
 
 # %%
-Card("S5_bottleneck")
+Card("S5_lost", SEED)
 
 # %%
-Card("S5_mitigation")
+Card("S5_bottleneck", SEED)
+
+# %%
+Card("S5_mitigation", SEED)
+
+# %%
+Card("S5_advice", SEED)
 
 # %% [markdown]
 # ## Hand it in
 #
-# This writes the memo twice: `S05_memo.md` with its figures beside it, and `S05_memo.html`, which has everything in it
-# and can be printed. Below each section stands what the comparison of your numbers has found. Run it again after each
+# This writes two files. `S05_memo.html` is the memo, two pages when it is printed. `S05_sheet.html` is for whoever
+# marks it: what the runs say of your numbers and choices, and the levels of each section. Run it again after each
 # change.
 
 # %% tags=["nbval-ignore-output"]
-from lessons.S05_memo import memo
-
-for file in memo.export("S05_memo", author=""):
+for file in memo.export("S05_memo", author="", seed=SEED):
     print(file.name)
 
 # %% [markdown]
@@ -100,8 +129,8 @@ for file in memo.export("S05_memo", author=""):
 # - They derive a number before they read it off, and say where the two differ.
 # - They name the price of each choice, and one thing that would change the recommendation.
 #
-# A wrong turn at the start is the most expensive. Replicas alone with ZeRO-3 fit, and are slower on four nodes than one
-# node is by itself. Tensor ranks over two nodes fit, too, and are slower still.
+# A wrong turn at the start is the most expensive. In the first brief replicas alone with ZeRO-3 fit, and are slower on
+# four nodes than one node is by itself. Tensor ranks over two nodes fit, too, and are slower still.
 #
 # </details>
 #

@@ -7,10 +7,10 @@
 # **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and
 # [planning](../09_planning.ipynb).
 #
-# For three years a model has been trained on 128 V100, in 16 nodes. Last week they were replaced by 32 H100, in 4
-# nodes with a fast network. Somebody divided the number of replicas by four and started the job again. It runs, it is
-# a little faster than it was, and everybody is content, except for the one who signed the order: an H100 has eight
-# times the peak of a V100. Whose fault is it, the devices', the network's, or the plan's?
+# For three years a model has been trained on 128 V100, in 16 nodes. Last week they were replaced by fewer devices of a
+# newer kind. Somebody changed the number of replicas, and nothing else, and started the job again. It runs, and
+# everybody is content, except for the one who signed the order: an H100 has eight times the peak of a V100, and an A100
+# more than twice. Whose fault is it, the devices', the network's, or the plan's?
 #
 # Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
 # Any plan is accepted that reaches the targets. Two plans whose steps differ by less than an eighth count as equal,
@@ -24,7 +24,7 @@
 from lessons import Card
 from lessons.S09_refresh.case import CASE
 
-case = CASE.variant()  # seed=1: another model
+case = CASE.variant()  # seed=1 to 5: another model, other devices, another old plan
 case.evidence()
 
 # %%
@@ -66,6 +66,6 @@ Card("S9_defend", case.seed)
 case.debrief()
 
 # %% [markdown]
-# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`. Then run the page again. The
-# questions are the same, but another model asks for another plan. (The brief at the top speaks of the first one; what
-# counts is the evidence.)
+# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`, up to 5. Then run the page again. The questions
+# are the same, but the model, the devices and the old plan are others, so another plan is right: what was best before
+# is wrong nearly everywhere else.

@@ -7,13 +7,13 @@
 # **You need:** all lessons, above all [mixed precision](../07_mixed_precision.ipynb) and
 # [planning](../09_planning.ipynb).
 #
-# The model shall read long documents, so somebody made its sequences four times as long: 8,192 tokens. Since then no
-# step gets to its end. The run has been in 32 bits since its first day, "to be on the safe side", and each matrix is
-# cut among the eight devices of a node. There are two nodes of A100 with 40 GB each, and soon there will be others.
+# The model shall read long documents, so somebody made its sequences longer. Since then no step gets to its end. The
+# run has been in 32 bits since its first day, "to be on the safe side". Its devices are A100, and soon there will be
+# others.
 #
-# Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
-# Any plan is accepted that reaches the targets. Two plans whose steps differ by less than an eighth count as equal,
-# since steps of two set-ups on the same machine differ as much by chance.
+# All plans here are **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
+# One small model is really trained. Any plan is accepted that reaches the targets. Two plans whose steps differ by less
+# than an eighth count as equal, since steps of two set-ups on the same machine differ as much by chance.
 #
 # ## 1. What fills the memory?
 #
@@ -23,7 +23,7 @@
 from lessons import Card
 from lessons.S10_memory_bound.case import CASE
 
-case = CASE.variant()  # seed=1: another model
+case = CASE.variant()  # seed=1 to 5: another model, other devices
 case.evidence()
 
 # %%
@@ -41,7 +41,19 @@ Card("S10_plan", case.seed)
 # %% [markdown]
 # ## 3. Older devices
 #
-# The run is moved, as runs are.
+# The run is moved, as runs are, to devices without bf16. This is how a small model begins in fp16. *Predict:* the loss
+# is multiplied by a very large number at first; what becomes of the first steps?
+
+# %%
+from lessons.S10_memory_bound.runs import overflow
+
+overflow()
+
+# %% [markdown]
+# A gradient that is too large for fp16 is infinite, so the step is skipped, and the next loss is multiplied by half as
+# much. After some good steps the scale is doubled, until the next overflow (here after few, with the defaults of
+# `torch.amp.GradScaler` after 2,000): skipped steps are the price at which the scale is found, and no reason to worry
+# while they stay rare. With the same numbers on all ranks, all skip together.
 
 # %%
 Card("S10_better", case.seed)
@@ -65,6 +77,6 @@ Card("S10_defend", case.seed)
 case.debrief()
 
 # %% [markdown]
-# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`. Then run the page again.
-# The questions are the same, but another model asks for another plan. (The brief at the top speaks of the first one;
-# what counts is the evidence.)
+# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`, up to 5. Then run the page again. The questions
+# are the same, but the model and the devices are others, so another plan is right: what was best before is wrong nearly
+# everywhere else.

@@ -125,11 +125,7 @@ def an_answer_is_folded_until_it_is_opened(page: Page) -> None:
 def pieces_go_around_a_ring(explorer: Locator) -> None:
     """Play a collective with the mouse, then go step by step with the keyboard."""
     high = fits_one_screen(explorer)
-    complete = (
-        explorer.locator("g[data-when]:not([data-fly])")
-        .filter(has=explorer.locator("path:nth-of-type(8)"))
-        .locator("visible=true")
-    )
+    complete = explorer.locator("g:not([data-fly]) > circle[stroke-width='2.5']").locator("visible=true")
     flying = explorer.locator("g[data-fly]").locator("visible=true")
     assert (complete.count(), flying.count()) == (8, 0)  # half way
     explorer.get_by_role("button", name="Play", exact=True).click()

@@ -60,6 +60,7 @@ def test_there_is_no_solution_and_no_hidden_test_in_it(handed_out: Path) -> None
     answers = [re.split(r"### (?:BEGIN|END) SOLUTION", cell)[1] for cell in cells]
     files = [file for end in ("*.ipynb", "*.py", "*.md") for file in handed_out.rglob(end)]
     assert len(answers) >= 3 and len(files) > 100
+    assert "`solutions/`" in words_of(ROOT / "README.md") and "solutions/" not in words_of(handed_out / "README.md")
     for text in map(words_of, files):
         assert not any(answer in text for answer in answers)
     assert not [path for path in handed_out.rglob("*") if path.name in ("solutions", "tests", "benchmarks")]
@@ -73,9 +74,10 @@ def test_everything_that_students_open_is_in_it(handed_out: Path) -> None:
         assert there and all((handed_out / path).exists() for path in there)
     said = {page.relative_to(ROOT) for page in (ROOT / "lessons").glob("*/*.md") if page.parent.name != "instructors"}
     assert said and all((handed_out / page).exists() for page in said)
+    assert "There are:\n02_data_parallelism\n" in command(handed_out, "start").stderr
     shown = command(handed_out, "progress")
     assert f"Kept in {handed_out / '.course'}" in shown.stdout, shown.stderr
-    assert "exercise 02_data_parallelism: 0 of 4 done" in shown.stdout
+    assert "exercise 02_data_parallelism: 0 of 5 done" in shown.stdout
 
 
 def test_the_copy_says_that_it_has_no_tests(handed_out: Path) -> None:

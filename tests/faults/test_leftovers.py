@@ -363,6 +363,18 @@ def test_a_tensor_that_was_changed_on_its_way_is_named(fault):
     )
 
 
+def test_a_tensor_that_is_overwritten_with_the_same_numbers_is_not_changed():
+    def clears(rank):
+        if rank == 0:
+            buffer = torch.zeros(4)
+            handle = dist.isend(buffer, 1)
+            buffer.zero_()
+            handle.wait()
+        return late_receive(rank)
+
+    assert launch(clears, 2).results[1] == [0.0] * 4
+
+
 def changes_a_copy():
     numbers = torch.ones(4)
     handle = dist.isend(numbers.clone(), 1)

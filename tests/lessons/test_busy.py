@@ -20,11 +20,8 @@ from course_lib.classroom.checks import part
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.ranks.parent.monitor import _TimeTaken
 from lessons.L02_data_parallelism import checks_averaging as averaging
-from lessons.L02_data_parallelism import checks_ring as ring
 from lessons.L03_sharded_data_parallelism import checks as sharding
-from lessons.L09_planning import checks as planning
 from tests.classroom.checks import test_examine as e
-from tests.lessons.L02_data_parallelism import solutions as data_parallelism
 from tests.lessons.parts import checks
 
 BUSY = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
@@ -57,21 +54,13 @@ def counts_shares_alike(model: nn.Module, samples: int) -> None:
 
 not_recorded = next(one.program for one in checks.recompute.mistakes if one.program.__name__ == "not_recorded")
 
-# The parts that take longest, and every way in which a run can end.
+# A part that takes long, and ways in which a run can end: right, wrong, told by the trace, by a hang, by a time limit.
 PROGRAMS: dict[Callable[..., Any], tuple[Exercise, str]] = {
     sharding.trained: (checks.train_sharded, "Right in all"),
-    sharding.linear: (checks.sharded_linear, "Right in all"),
-    sharding.computed_again: (checks.recompute, "Right in all"),
-    planning.sent: (checks.step_traffic, "Right in all"),
-    ring.right: (checks.ring_all_reduce, "Right in all"),
     counts_shares_alike: (checks.average_gradients, "How much does one sample count"),
-    e.buffer_too_small: (checks.ring_all_reduce, "the size of what arrives"),
-    e.buffer_too_large: (checks.ring_all_reduce, "the size of what arrives"),
     e.buffer_of_wrong_dtype: (checks.ring_all_reduce, "the dtype of what arrives"),
     e.sends_first: (checks.ring_all_reduce, "somebody must receive first"),
-    e.collective_on_rank_0: (checks.ring_all_reduce, "The call that waits"),
     e.does_not_wait: (checks.ring_all_reduce, "Keep the handle that it returns and call its wait()"),
-    data_parallelism.divides_while_it_is_on_its_way: (checks.backward_in_buckets, "These are sums over the ranks"),
     not_recorded: (checks.recompute, "What you go back from was not recorded."),
     loops: (checks.recompute, "perhaps a loop never ends"),
 }

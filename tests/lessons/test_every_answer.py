@@ -24,7 +24,7 @@ RIGHT: dict[str, tuple[str, tuple[int, ...]]] = {
     "Q1": ("a", (0, 1)),
     "Q3": ("b", (0, 1, 2, 3, 4)),
     "enough_stage": ("c", (0,)),
-    "stage_3_sends": ("c", (0, 1)),
+    "stage_3_sends": ("a", (0, 1)),
     "Q6": ("b", (0, 1)),
     "Q7": ("a", (0,)),
     "Q11": ("d", (1,)),
@@ -32,8 +32,8 @@ RIGHT: dict[str, tuple[str, tuple[int, ...]]] = {
     "which_cut": ("c", (0, 1)),
     "one_overflow": ("b", (0,)),
     "Q9": ("d", (0,)),
-    "which_axis_across": ("c", (0,)),
-    "more_replicas": ("c", (0,)),
+    "which_axis_across": ("a", (0,)),
+    "more_replicas": ("d", (0,)),
     "which_offer": ("b", (0,)),
 }
 # The text that a run must give with the lesson's numbers, for each option, or for an open case.
@@ -54,9 +54,9 @@ SAID = {
     "which_cut": [f"sends {sent} bytes, and the numbers are" for sent in ("110,592", "92,160", "24,576", "92,160")],
     "one_overflow": ["others.", "the same, up to rounding.", "others, and some of them are NaN.", "others."],
     "which_axis_across": [
-        "hardly costs",
-        "hardly costs",
         "tp 8: the slow link makes a step much",
+        "hardly costs",
+        "hardly costs",
         "it makes a difference",
     ],
     "find_the_flaw": [

@@ -360,9 +360,8 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "This runs everything twice.": "a slip, whose factor the code has",
     },
     "choose_strategy": {
-        "(Published: 51.7% with ZeRO-3 for 70 billion parameters on 64 A100s, everything recomputed; torchtitan": (
-            "it has a source"
-        ),
+        "(Published: 51.7% with ZeRO-3 for 70 billion parameters on 64 A100s, everything recomputed, one sample of "
+        "8,192 tokens on each; torchtitan": "it has a source",
     },
     "Q9": {"where 32 were used": "bits of a number format", "are still done in 16": "bits of a number format"},
     "why_mixed_precision": {

@@ -21,7 +21,7 @@ import pytest
 from course_lib.classroom import questions, rooms
 from tests.lessons.asked import ASKED
 from tests.lessons.test_every_answer import RIGHT
-from tests.lessons.test_plans import CASES, HELPS_MOST
+from tests.lessons.test_plans import CASES, case, right_letter
 
 OF_CASES = {"S4_unfit": "d", "S4_costly": "a", "S6_redesign": "ab"}
 NAMES = [*RIGHT, *OF_CASES, *(f"{case}_limit" for case in CASES)]
@@ -56,7 +56,7 @@ def asked(name: str, seed: int) -> Asked:
     question = questions.load(name, seed)
     texts = tuple(option.text for option in question.form.options)
     if name.endswith("_limit"):
-        right = {place for place, text in enumerate(texts) if text.startswith(HELPS_MOST[name.partition("_")[0]])}
+        right = {"abcdefgh".index(right_letter(name.partition("_")[0], seed))}
     else:
         right = {"abcdefgh".index(letter) for letter in OF_CASES.get(name) or RIGHT[name][0]}
     return Asked(f"{question.entry.title} {question.text}", above(name), texts, frozenset(right))
@@ -65,6 +65,8 @@ def asked(name: str, seed: int) -> Asked:
 @cache
 def variants(name: str) -> frozenset[Asked]:
     """A question with the numbers of the lesson, and with all others that it is shown with."""
+    if name.endswith("_limit"):
+        return frozenset(asked(name, seed) for seed in range(len(case(name.partition("_")[0]).tasks)))
     seeded = importlib.import_module(rooms.module_of(ASKED[name].file)).QUESTIONS[name]
     return frozenset(asked(name, seed) for seed in range(DRAWN if getattr(seeded, "others", ()) else 1))
 

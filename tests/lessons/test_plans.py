@@ -6,7 +6,7 @@ Targets are computed here from `estimate` alone.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,16 @@ from course_lib.classroom.questions import plan_text
 from course_lib.classroom.questions.forms import PlanForm
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.scenarios.plans import PlanCase, Planning
-from course_lib.classroom.scenarios.targets import PlanTask
+from course_lib.classroom.scenarios.targets import PlanTask, found, reaching
 from course_lib.planner import Cluster, Estimate, Plan, estimate
 from course_lib.planner.search import ALIKE
 from course_lib.planner.spec import OVERLAPS, PLANNED, PRECISIONS, RECOMPUTE
-from tests.lessons import cases, written_variants
+from lessons.S10_memory_bound.runs import overflow
+from tests.lessons import cases, one_plan_for_all, written_variants
 
 CASES = {"S1": "S01_single_node", "S3": "S03_fit_then_fast", "S9": "S09_refresh", "S10": "S10_memory_bound"}
-HELPS_MOST = {"S1": "cut each matrix", "S3": "eight B200", "S9": "keep activations", "S10": "compute activations again"}
 SEEDS = (0, 1)
+PLAYED = 40  # seeds that a student may play
 
 
 @pytest.fixture(autouse=True)
@@ -53,34 +54,42 @@ def answer(name: str, seed: int, plan: Plan | str) -> Outcome:
     return questions.load(name, seed).answer(plan).outcome
 
 
-def reached(task: PlanTask, one: Estimate) -> dict[str, bool]:
-    """Whether each target is reached, by the target's first word."""
+def limits(task: PlanTask, one: Estimate) -> dict[str, bool]:
+    """Whether each target is reached that does not depend on other plans, by its first words."""
     seconds = one.step_time.total
     waits = {link: sum(flow.exposed for flow in one.flows.values() if flow.link == link) for link in task.waiting}
     return {
         "memory": one.memory.high <= task.within * one.cluster.spec.memory,
-        "tokens": task.batch * task.model.sequence / seconds >= task.tokens,
         **({"bubble": one.step_time.bubble / seconds <= task.bubble} if task.bubble < 1 else {}),
         **{f"waiting for {link}": waits[link] / seconds <= share for link, share in task.waiting.items()},
     }
 
 
-@pytest.mark.parametrize("variant", variants())
+def reached(task: PlanTask, one: Estimate) -> dict[str, bool]:
+    """Whether each target is reached; the speed that is asked for is read off the page."""
+    (least,) = (target.split()[-1] for target in map(str, task.targets) if target.startswith("tokens a second"))
+    is_fast = task.batch * task.model.sequence / one.step_time.total >= float(least.replace(",", ""))
+    return {**limits(task, one), "tokens": is_fast}
+
+
+@pytest.mark.parametrize("variant", variants(*SEEDS))
 def test_the_best_of_a_search_is_right_and_so_is_what_cannot_be_told_apart_from_it(variant: PlanCase) -> None:
     for task in (variant.first, variant.then):
-        fitting = [one for one in task.found if one.memory.high <= task.room]
-        able = [one for one in fitting if all(ok for what, ok in reached(task, one).items() if what != "tokens")]
-        able.sort(key=lambda one: one.step_time.total)
+        able = sorted(
+            (one for one in found(task) if all(limits(task, one).values())), key=lambda one: one.step_time.total
+        )
         near = [one for one in able if one.step_time.total <= ALIKE * able[0].step_time.total]
         assert all(not task.missed(one) for one in near)
-        assert len(task.reaching.tied) >= 5  # there is more than one right plan
-        assert len(able) < len(task.found)
+        assert sum(one.plan.cp == 1 for one in near) >= 4  # more than one right plan, and the card has lists for them
+        assert len(able) < len(found(task))
+        slowest = max(one.step_time.total for one in reaching(task))
+        assert task.share * slowest <= 1.02 * able[0].step_time.total
 
 
 @pytest.mark.parametrize("variant", variants(*SEEDS))
 def test_a_right_plan_passes_and_is_ranked(variant: PlanCase) -> None:
     for name, task in steps(variant).items():
-        best, last = task.reaching[0], task.reaching[-1]
+        best, last = reaching(task)[0], reaching(task)[-1]
         for one in (best, last):
             outcome = answer(name, variant.seed, one.plan)
             assert outcome.right
@@ -95,8 +104,8 @@ def test_a_right_plan_passes_and_is_ranked(variant: PlanCase) -> None:
 @pytest.mark.parametrize("variant", variants(*SEEDS))
 def test_a_plan_that_misses_a_target_is_told_which_one_and_not_told_what_is_best(variant: PlanCase) -> None:
     for name, task in steps(variant).items():
-        best, some = task.reaching.best.plan, task.found.estimates[::7]
-        for what in reached(task, task.found[0]):
+        best, some = reaching(task).best.plan, found(task).estimates[::7]
+        for what in reached(task, found(task)[0]):
             missing = [one for one in some if not reached(task, one)[what]]
             assert missing, f"{name}: no plan misses {what}"
             alone = min(missing, key=lambda one: sum(not ok for ok in reached(task, one).values()))
@@ -111,23 +120,22 @@ def test_a_plan_that_misses_a_target_is_told_which_one_and_not_told_what_is_best
             assert "best of a search" not in said
 
 
-def test_what_would_loosen_a_missed_target_is_said() -> None:
-    def why(name: str, plan: str) -> str:
-        return answer(name, 0, plan).why
-
-    assert "It does not fit: each device needs 485.2 GiB, 417.5 GiB to 547.8 GiB by the software, and 80.0" in why(
-        "S1_better", "dp=8"
-    )
-    assert "use a smaller tp, or keep it inside a node" in why("S1_better", "tp=8")
-    assert "recompute less, if memory allows" in why("S1_better", "pp=8 recompute=full")
-    bubble = "Too much of it is the pipeline's bubble: give each pipeline more micro-batches"
-    assert bubble in why("S3_better", "tp=4 pp=2 sequence_parallel=true recompute=selective")
-    gradients = "waiting for gradients to be summed over the replicas"
-    assert gradients in why("S9_better", "dp=16 pp=2 micro_batch=2 zero=1 recompute=selective")
+@pytest.mark.parametrize(
+    ("name", "seed", "plan", "said"),
+    [
+        ("S1_better", 0, "dp=8", "It does not fit: each device needs 113.1 GiB, 97.1 GiB to 128.2 GiB by the software"),
+        ("S1_better", 0, "tp=8", "use a smaller tp, or keep it inside a node"),
+        ("S1_better", 0, "pp=8 recompute=full", "recompute less, if memory allows"),
+        ("S3_better", 2, "tp=2 pp=2 sequence_parallel=true", "Too much of it is the pipeline's bubble: give each"),
+        ("S9_better", 1, "dp=8 pp=2 zero=1", "waiting for gradients to be summed over the replicas"),
+    ],
+)
+def test_what_would_loosen_a_missed_target_is_said(name: str, seed: int, plan: str, said: str) -> None:
+    assert said in answer(name, seed, plan).why
 
 
 @pytest.mark.parametrize("name", [f"{name}_{step}" for name in CASES for step in ("plan", "better")])
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_plans_are_judged_without_a_crash_and_none_is_right_that_does_not_fit(
     name: str, data: st.DataObject
@@ -170,13 +178,44 @@ def task_of(name: str) -> PlanTask:
 
 
 @pytest.mark.parametrize("variant", variants())
-def test_one_change_helps_most_and_by_more_than_chance(variant: PlanCase) -> None:
-    name = variant.case.name
-    form = questions.load(f"{name}_limit", variant.seed).form
-    (right,) = [words for words, outcome in form.reveal() if outcome.right]
-    assert right[3:].startswith(HELPS_MOST[name])
-    *_, second, best = sorted(map(variant.first.estimate, variant.first.changes.values()), key=speed)
-    assert best.fits and (not second.fits or best.tokens_per_second > ALIKE * second.tokens_per_second)
+def test_one_change_is_right_and_by_more_than_chance(variant: PlanCase) -> None:
+    name, first = variant.case.name, variant.first
+    (right,) = (outcome for _, outcome in questions.load(f"{name}_limit", variant.seed).form.reveal() if outcome.right)
+    assert right.why
+    steps = list(map(first.estimate, first.changes.values()))
+    if (
+        name == "S3"
+    ):  # the smallest node that holds it with any software, and there is one with twice its memory or none
+        (smallest,) = {min(one.capacity for one in steps if one.fit == "fits")}
+        assert all(one.fit != "fits" for one in steps if one.capacity < smallest)
+        assert first.cluster.spec.memory == smallest
+    else:
+        *_, second, best = sorted(steps, key=speed)
+        assert best.fits and (not second.fits or best.tokens_per_second > ALIKE * second.tokens_per_second)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_which_change_is_right_varies_and_its_place_is_no_better_guess_than_chance(name: str) -> None:
+    letters = [right_letter(name, seed) for seed in range(len(case(name).tasks))]
+    played = [letters[seed % len(letters)] for seed in range(PLAYED)]
+    options = questions.load(f"{name}_limit").form.letters
+    assert len(set(letters)) >= 3
+    assert max(played.count(letter) for letter in options) / PLAYED <= 1 / len(options) + 0.1
+
+
+def right_letter(name: str, seed: int) -> str:
+    (words,) = [words for words, outcome in questions.load(f"{name}_limit", seed).form.reveal() if outcome.right]
+    return words[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_plan_of_a_small_set_solves_more_than_two_tasks(name: str) -> None:
+    """The plans that were best for one seed, and what people usually do. The benchmark plays all seeds."""
+    drawn = list(map(case(name).variant, SEEDS))
+    tasks = [task for variant in drawn for task in (variant.first, variant.then)]
+    best = {plan_text.write(reaching(task).best.plan) for task in tasks}
+    usual = {plan_text.write(one.then.estimate(turn).plan) for one in drawn for turn in one.then.turns.values()}
+    assert max(one_plan_for_all.solved(plan, tasks) for plan in best | usual) <= 2
 
 
 def speed(one: Estimate) -> tuple[bool, float]:
@@ -196,7 +235,7 @@ def test_a_plan_is_defended_beside_the_usual_choices(variant: PlanCase) -> None:
     name = variant.case.name
     before = questions.load(f"{name}_defend", variant.seed).answer("Because it fits.").outcome
     assert "You have not decided on a plan yet." in before.happened
-    plan = variant.then.reaching[-1].plan
+    plan = reaching(variant.then)[-1].plan
     questions.load(f"{name}_better", variant.seed).commit(plan)
     questions.load(f"{name}_better", variant.seed + 1).commit(
         variant.case.variant(variant.seed + 1).then.estimate().plan
@@ -213,7 +252,7 @@ def test_the_debrief_waits_for_a_plan_that_reaches_all_targets(variant: PlanCase
     name = f"{variant.case.name}_better"
     answer(name, variant.seed, variant.then.estimate().plan)
     assert "There is no debrief yet." in str(variant.debrief())
-    answer(name, variant.seed, variant.then.reaching.best.plan)
+    answer(name, variant.seed, reaching(variant.then).best.plan)
     said = str(variant.debrief())
     for turn, change in variant.then.turns.items():
         one = variant.then.estimate(change)
@@ -228,7 +267,8 @@ def test_the_debrief_waits_for_a_plan_that_reaches_all_targets(variant: PlanCase
 @pytest.mark.parametrize("variant", variants(*SEEDS))
 def test_the_evidence_shows_the_job_and_does_not_say_what_to_do(variant: PlanCase) -> None:
     shown = variant.evidence()
-    now = variant.first.estimate()
+    shown_on = variant.first.shown or variant.first.cluster
+    now = variant.first.estimate(("", shown_on))
     assert f"{now.tokens_per_second:,.0f} tokens a second" in str(shown)
     assert "modelled" in str(shown)
     assert now.why not in str(shown) and "would" not in str(shown)
@@ -237,33 +277,62 @@ def test_the_evidence_shows_the_job_and_does_not_say_what_to_do(variant: PlanCas
     assert loaded.first is variant.first
 
 
-def test_mechanisms_together_make_more_room_than_full_recomputation_alone() -> None:
-    task = case("S10").variant().first
-    together = task.estimate("precision=bf16 zero=1 sequence_parallel=true recompute=selective")
-    for precision in ("fp32", "bf16"):
-        assert together.memory.total < task.estimate(f"precision={precision} recompute=full").memory.total
-
-
 def test_eight_bits_need_more_memory_than_sixteen() -> None:
-    task = case("S3").variant().first
-    change = task.changes["h200"]
-    assert isinstance(change, tuple)
-    plan, cluster = change
-    assert task.estimate((f"{plan} precision=fp8", cluster)).memory.total > task.estimate((plan, cluster)).memory.total
+    for variant in map(case("S3").variant, range(6)):
+        change = variant.first.changes["h200"]
+        assert isinstance(change, tuple)
+        plan, cluster = change
+        in_eight, in_sixteen = (variant.first.estimate((f"{plan}{more}", cluster)) for more in (" precision=fp8", ""))
+        assert in_eight.memory.total > in_sixteen.memory.total
 
 
-@pytest.mark.parametrize("variant", variants())
+def test_tensor_floats_make_products_faster_and_nothing_smaller() -> None:
+    for variant in map(case("S10").variant, range(6)):
+        before, after = variant.first.estimate(), variant.first.estimate(variant.first.changes["tensor_floats"])
+        assert after.memory == before.memory and after.step_time.compute < 0.6 * before.step_time.compute
+
+
+def test_a_run_that_overflows_halves_its_scale_until_it_updates() -> None:
+    """By a rule written by hand: 2^24 halves at each overflow, and doubles after four updates in a row."""
+    lines = re.findall(r"scaled by ([\d,]+): (overflow|an update)", str(overflow()))
+    scale, in_a_row = 2**24, 0
+    for said, what in lines:
+        assert int(said.replace(",", "")) == scale
+        in_a_row = 0 if what == "overflow" else in_a_row + 1
+        if what == "overflow":
+            scale //= 2
+        elif in_a_row % 4 == 0:
+            scale *= 2
+    assert [what for _, what in lines].index("an update") > 3
+    assert "overflow" in {what for _, what in lines[-12:]}
+
+
+@pytest.mark.parametrize("variant", variants(*SEEDS))
 def test_instructors_have_a_best_plan_of_every_variant(variant: PlanCase) -> None:
     assert written_variants.row(variant) in written_variants.PAGE.read_text(encoding="utf-8").splitlines()
 
 
 def test_the_numbers_of_the_pages_are_those_of_the_planner() -> None:
-    h100, h200 = Cluster("H100-80GB"), Cluster("H200-141GB")
-    assert [round(n * h200.spec.memory / 1e9) for n in (1, 8)] == [151, 1211]
-    assert h100.spec.memory / 2**30 == 80
-    state = 16 * case("S3").variant().first.model.parameters
-    assert 0.9 < state / (8 * h200.spec.memory) < 1 < 8 * Cluster("B200-180GB").spec.memory / state
-    sixth = replace(case("S9").variant().first.cluster, device="V100-32GB").spec
-    assert 7.5 < h100.spec.peak["bf16"] / sixth.peak["fp16"] < 8.5  # eight times the peak
-    assert h100.spec.memory > 2 * sixth.memory  # more than twice as much
+    v100, a100, h100 = (Cluster(device).spec for device in ("V100-32GB", "A100-80GB", "H100-80GB"))
+    assert 7.5 < h100.peak["bf16"] / v100.peak["fp16"] < 8.5  # eight times the peak
+    assert 2 < a100.peak["bf16"] / v100.peak["fp16"] < 3  # more than twice
+    assert a100.memory > 2 * v100.memory  # more than twice as much
     assert math.isclose(ALIKE, 1 + 1 / 8, abs_tol=0.01)  # an eighth
+
+
+@pytest.mark.parametrize("seed", [-1, 10**12, "1", 1.0, True])
+def test_what_is_no_seed_gets_a_sentence(seed: Any) -> None:
+    for load in (case("S1").variant, lambda seed: questions.load("S1_plan", seed)):
+        with pytest.raises(ValueError, match="is no whole number from 0 to 9999; write for instance seed=1"):
+            load(seed)
+
+
+def test_the_name_of_a_whole_page_is_told_its_questions() -> None:
+    with pytest.raises(ValueError, match=r"is the page S05_memo\.ipynb; its questions are S5_plan"):
+        questions.load("S05_memo")
+
+
+def test_the_evidence_does_not_show_the_node_that_is_asked_for() -> None:
+    for seed in range(6):
+        variant = case("S3").variant(seed)
+        assert f"{variant.first.cluster.devices} B200-180GB" in str(variant.evidence())

@@ -18,7 +18,7 @@ def run(name: str, answer: str) -> Outcome:
 
 
 def test_an_axis_reaches_across_on_real_ranks() -> None:
-    outcome = run("which_axis_across", "a")
+    outcome = run("which_axis_across", "b")
     assert "Run on 8 ranks" in outcome.happened
     assert len(outcome.pictures) == 2
     assert all(

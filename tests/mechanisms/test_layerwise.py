@@ -33,10 +33,10 @@ def every_split(n_layers: int, n_stages: int) -> Iterator[list[range]]:
         yield [range(first, last) for first, last in itertools.pairwise([0, *cuts, n_layers])]
 
 
-@given(data=st.data())
-def test_no_other_split_has_a_cheaper_dearest_stage_nor_among_those_a_cheaper_second_one(data: st.DataObject) -> None:
-    costs = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
-    n_stages = data.draw(st.integers(1, len(costs)))
+@given(draws=st.data())
+def test_no_other_split_has_a_cheaper_dearest_stage_nor_among_those_a_cheaper_second_one(draws: st.DataObject) -> None:
+    costs = draws.draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
+    n_stages = draws.draw(st.integers(1, len(costs)))
 
     def price(stages: list[range]) -> list[int]:
         return sorted((sum(costs[layer] for layer in layers) for layers in stages), reverse=True)
@@ -46,10 +46,10 @@ def test_no_other_split_has_a_cheaper_dearest_stage_nor_among_those_a_cheaper_se
     assert price(chosen) == min(map(price, every_split(len(costs), n_stages)))
 
 
-@given(data=st.data())
-def test_without_costs_stages_differ_by_one_layer_at_most_and_the_longer_come_first(data: st.DataObject) -> None:
-    n_layers = data.draw(st.integers(1, 40))
-    n_stages = data.draw(st.integers(1, min(n_layers, 12)))
+@given(draws=st.data())
+def test_without_costs_stages_differ_by_one_layer_at_most_and_the_longer_come_first(draws: st.DataObject) -> None:
+    n_layers = draws.draw(st.integers(1, 40))
+    n_stages = draws.draw(st.integers(1, min(n_layers, 12)))
     lengths = [len(layers) for layers in split_layers(n_layers, n_stages)]
     assert lengths == [n_layers // n_stages + (stage < n_layers % n_stages) for stage in range(n_stages)]
 

@@ -1,14 +1,9 @@
-"""A plugin for pytest that compares the fields of a lesson with their values, while nbval runs its cells.
-
-Ranks of all kernels, and of the processes that grade, come from one fork server, which imports for seconds.
-"""
+"""A plugin for pytest that compares the fields of a lesson with their values, while nbval runs its cells."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterator
 from functools import lru_cache
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +11,7 @@ import pytest
 from nbformat import NotebookNode
 from nbval.plugin import IPyNbCell
 
-from course_lib.ranks.parent import fork_server
 from lessons import build
-
-
-def pytest_configure() -> None:
-    fork_server.warm_up()  # pytest's workers join the one of the process that has started them
-    if fork_server.start_method() == "forkserver":
-        server: Any = forkserver._forkserver
-        os.environ[fork_server.SHARED] = server._forkserver_address
 
 
 @pytest.hookimpl(wrapper=True)

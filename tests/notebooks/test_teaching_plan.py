@@ -14,7 +14,6 @@ PLAN = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
 NOTEBOOKS = sorted(ROOT.glob("lessons/L*/lesson.py"))
 LESSONS = NOTEBOOKS[1:]  # the first page has no sections
 SCENARIOS = sorted(ROOT.glob("lessons/S*/page.py"))
-IN_WORDS = {"ten": 10}
 
 
 def name_of(page: Path) -> str:
@@ -49,10 +48,10 @@ def test_it_has_every_section_and_adds_up_to_the_lesson_s_minutes(lesson: Path) 
 @pytest.mark.parametrize("lesson", NOTEBOOKS, ids=name_of)
 def test_the_main_page_the_plan_and_the_lesson_name_the_same_minutes(lesson: Path) -> None:
     source, number = lesson.read_text(encoding="utf-8"), name_of(lesson)[:2]
-    said = found(r"(?:\*\*Time:\*\*|This page takes) (\w+) minutes", source, str(lesson))
+    said = found(r"(?:\*\*Time:\*\*|This page takes) (\d+) minutes", source, str(lesson))
     listed = found(rf"\(notebooks/{name_of(lesson)}\.ipynb\) \| (\d+) \|", README, "README.md")
     planned = found(rf"^## {number} [^\n]* \((\d+) minutes\)$", PLAN, "notebooks/README.md")
-    assert int(listed) == int(planned) == (IN_WORDS.get(said) or int(said))
+    assert int(listed) == int(planned) == int(said)
 
 
 @pytest.mark.parametrize(("lesson", "following"), list(pairwise(NOTEBOOKS)), ids=name_of)

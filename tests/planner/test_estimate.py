@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from course_lib.planner import DEVICES, Cluster, Device, Estimate, ModelSpec, Plan, estimate
+from course_lib.planner.compute import layer_times
 
 GPT3 = ModelSpec(96, 12288, 96, 2048, 51200)
 SMALL = ModelSpec(24, 2048, 16, 2048, 51200)
@@ -219,12 +220,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def test_activations_on_the_host_are_free_of_memory_and_wait_on_a_narrow_link_alone() -> None:
+    model = ModelSpec(32, 4096, 32, 8192, 32000, ffn_hidden=14336, gated_mlp=True, flash_attention=True)
+    plan = Plan(dp=8, zero=3)
+    for device, link in (("GB200-186GB", 0.8 * 450e9), ("H100-80GB", 0.8 * 63e9)):
+        here, away = (estimate(model, Cluster(device), replace(plan, offloaded=share), 8) for share in (0.0, 0.75))
+        assert away.memory.activations == pytest.approx(here.memory.activations / 4)
+        of_layer, parts = 0.75 * here.memory.activations / 32 / link, layer_times(model, here.cluster.spec, plan.slice)
+        late = max(of_layer - parts.forward, 0) + max(of_layer - parts.backward - parts.weight_grad, 0)
+        assert away.step_time.recompute == pytest.approx(32 * late)
+        assert (late > 0) == (device == "H100-80GB")
+
+
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
         ({"schedule": "2f2b"}, "schedule='2f2b' is unknown; choose one of naive, gpipe, 1f1b"),
         ({"dp": 8, "zero": 3, "shards": 3}, "shards=3 cannot share out zero=3 among 8 replicas; choose a divisor"),
         ({"recompute": "full", "recomputed": 12}, "recomputed=12 with .*'full': give the share .* up to 1"),
+        ({"dispatch": "sorted"}, "dispatch='sorted' is unknown; choose one of fused, capacity, all-to-all"),
+        ({"offloaded": 1.0}, "offloaded=1.0 is no share of the layers"),
     ],
 )
 def test_a_plan_with_wrong_values_is_refused(values: dict[str, Any], complaint: str) -> None:

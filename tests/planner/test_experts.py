@@ -14,7 +14,8 @@ from benchmarks import _mixtures as mixtures
 from benchmarks import _published as published
 from course_lib import launch
 from course_lib.planner import Cluster, Estimate, Found, ModelSpec, Plan, estimate, search
-from course_lib.planner.communication import Group, all_to_all
+from course_lib.planner.communication import Spread, all_to_all
+from course_lib.planner.compute import ROUTING, ROUTING_WAIT
 from course_lib.planner.memory import Memory, model_state
 from course_lib.planner.models import MIXTURES
 from tests.planner.test_exact_bytes import sent_between_barriers
@@ -172,22 +173,27 @@ def test_real_ranks_send_the_gradients_that_were_predicted(ep: int) -> None:
 # All-to-alls
 
 
-def reached_by_lot(copies: int, ranks: Group) -> tuple[float, float]:
-    """Per token: devices in the sender's node, and other nodes, that have one of its experts; drawn by lot."""
-    generator, drawn = random.Random(0), 20_000
+def reached_by_lot(copies: int, ranks: Spread, once: bool) -> tuple[float, float]:
+    """Per token: how often it travels inside a node, and to other nodes; its experts are drawn by lot."""
+    generator, drawn = random.Random(0), 10_000
     here, elsewhere = 0.0, 0.0
     for _ in range(drawn):
-        devices = {generator.randrange(ranks.size) for _ in range(copies)}
-        elsewhere += len({device // ranks.per_node for device in devices} - {0})
+        all_devices = [generator.randrange(ranks.size) for _ in range(copies)]
+        devices = set(all_devices) if once else all_devices
+        nodes = [device // ranks.per_node for device in devices]
+        elsewhere += len(set(nodes) - {0}) if once else len(nodes) - nodes.count(0)
         here += len(devices) * (ranks.per_node - 1) / ranks.per_node  # from the rank of the sender's number there
     return here / drawn, elsewhere / drawn
 
 
-@pytest.mark.parametrize("ranks", [Group(8, 8), Group(32, 8), Group(64, 8), Group(64, 64)], ids=str)
+@pytest.mark.parametrize("ranks", [Spread(8, 8), Spread(32, 8), Spread(64, 8), Spread(64, 64)], ids=str)
 @pytest.mark.parametrize("copies", [1, 2, 8])
-def test_a_token_travels_once_to_a_node_and_once_to_a_device_there(copies: int, ranks: Group) -> None:
-    here, elsewhere = reached_by_lot(copies, ranks)
-    sent, seconds = all_to_all(1e6, copies, ranks, H100)
+@pytest.mark.parametrize("once", [True, False])
+def test_a_token_travels_once_to_a_node_and_once_to_a_device_there_or_every_copy_does(
+    copies: int, ranks: Spread, once: bool
+) -> None:
+    here, elsewhere = reached_by_lot(copies, ranks, once)
+    sent, seconds = all_to_all(1e6, copies, ranks, H100, once)
     assert sent == pytest.approx(1e6 * (here + elsewhere), rel=0.02)
     slower = max(here / H100.inside_link.achieved, elsewhere / H100.between_link.achieved)
     assert seconds == pytest.approx(1e6 * slower, rel=0.02, abs=5e-5)
@@ -195,7 +201,7 @@ def test_a_token_travels_once_to_a_node_and_once_to_a_device_there(copies: int, 
 
 def test_a_layer_has_four_all_to_alls_and_six_if_it_is_computed_again() -> None:
     model, plan = MIXTURES["Qwen3 235B"], Plan(dp=64, ep=8, zero=1)
-    sent, seconds = all_to_all(2 * 4096 * 4096, 8, Group(8, 8), H100)
+    sent, seconds = all_to_all(2 * 4096 * 4096, 8, Spread(8, 8), H100, once=True)
     for recompute, passes in (("none", 4), ("selective", 4), ("full", 6)):
         flow = estimate(model, H100, replace(plan, recompute=recompute), 64).flows["experts"]
         assert flow.bytes == pytest.approx(94 * passes * sent)
@@ -209,6 +215,20 @@ def test_all_to_alls_are_cheap_in_a_node_and_in_a_rack_and_dear_across_nodes() -
     assert (across.flows["experts"].link, inside.flows["experts"].link) == ("InfiniBand HDR", "NVLink 5")
     assert across.step_time.experts > 5 * inside.step_time.experts
     assert estimate(model, nodes, replace(plan, ep=8), 64).step_time.experts < across.step_time.experts / 5
+
+
+def test_for_a_librarys_all_to_alls_the_device_waits_for_its_host_in_every_layer() -> None:
+    model, plan = MIXTURES["Qwen3 235B"], Plan(dp=64, ep=8, zero=1)
+    fused, capacity, plain = (
+        estimate(model, H100, replace(plan, dispatch=dispatch), 256) for dispatch in ("fused", "capacity", "all-to-all")
+    )
+    waits = 94 * 4 * 3 * (ROUTING_WAIT["all-to-all"] - ROUTING_WAIT["capacity"])
+    assert plain.step_time.compute - capacity.step_time.compute == pytest.approx(waits)
+    assert plain.flows["experts"] == capacity.flows["experts"]
+    assert capacity.flows["experts"].bytes == pytest.approx(fused.flows["experts"].bytes * 8 / (8 * (1 - (7 / 8) ** 8)))
+    moved = 94 * 4 * 2.5 * 2 * (ROUTING["capacity"] - ROUTING["fused"]) * 8 * 4096 * 4096
+    more = capacity.step_time.compute - fused.step_time.compute
+    assert more == pytest.approx(moved / (H100.spec.bandwidth * H100.spec.streaming))
 
 
 def test_hidden_all_to_alls_expose_less() -> None:
@@ -248,9 +268,33 @@ def test_one_imbalance_explains_how_much_longer_an_unforced_router_takes_at_four
 
 def test_steps_of_mixtures_are_met_without_their_source_twice_as_well_as_by_a_constant() -> None:
     found = published.summary(mixtures.left_out())
-    assert found.n > 70
-    assert found.mean < 0.20
-    assert published.summary(mixtures.after_one_row()).mean < published.summary(mixtures.naive()).mean / 1.5
+    assert found.n >= 75
+    assert found.mean < 0.125
+    assert published.summary(mixtures.after_one_row()).mean < published.summary(mixtures.naive()).mean / 3
+
+
+def test_over_all_steps_of_both_kinds_it_is_ten_percent_and_six_after_one_row() -> None:
+    assert published.summary(published.left_out() + mixtures.left_out()).mean < 0.10
+    assert published.summary(published.after_one_row() + mixtures.after_one_row()).mean < 0.06
+
+
+@pytest.mark.parametrize(("device", "other"), [("B200", "mxfp8-8-512"), ("H100", "fp8-16-1024")])
+def test_the_way_to_the_experts_explains_what_the_next_release_was_faster(device: str, other: str) -> None:
+    """Qwen3 30B, 26.02 to 26.02.01: "to use hybridep+flex dispatcher" (pull requests 2477 and 2499 of its source)."""
+    rows = {row["id"]: row for row in mixtures.stacks()["bridge", device]}
+    before, after = (rows[f"bridge-{release}-{device}-Qwen3-30B-{other}"] for release in ("26.02", "26.02.01"))
+    measured = after["value"] / before["value"]
+    plans = [published.plan_of(row).dispatch for row in (before, after)]
+    seconds = [published.predict(row).step_time.total for row in (before, after)]
+    assert plans == ["all-to-all", "fused"]
+    assert measured > 1.7
+    assert measured / 1.25 < seconds[0] / seconds[1] < measured * 1.1
+
+
+def test_runs_that_their_table_prints_as_equal_differ_more_than_the_goal_allows() -> None:
+    rows, mean = mixtures.least_error()
+    assert rows >= 40
+    assert mean > 0.06
 
 
 def test_nine_in_ten_of_them_lie_in_their_interval() -> None:
@@ -266,11 +310,12 @@ def test_the_report_of_deepseek_is_met() -> None:
     assert abs(found.error) < 0.2
 
 
-def test_of_steps_that_ran_only_those_are_refused_that_save_what_the_planner_does_not_know() -> None:
-    """Experts computed again without attention, and activations kept in 8 bits (DeepSeek-V3, section 3.3.3)."""
-    refused = {name for name, answer in mixtures.fits().items() if answer == "does not fit"}
-    known = {row["id"] for row in mixtures.stacks()["zoo", "H100"] if "whole experts" in row.get("note", "")}
-    assert refused - known == {"deepseek-V3-2048", "bridge-25.11-H100-GPT-OSS-120B-bf16-64-512"}
+def test_no_step_that_ran_is_refused_but_four_that_save_what_no_plan_can_say() -> None:
+    fits = mixtures.fits()
+    assert "does not fit" not in fits.values()
+    out = {row["id"] for rows in mixtures.stacks().values() for row in rows} - fits.keys()
+    assert out == {f"zoo-235B-H100-{positions}" for positions in (16384, 32768, 65536, 131072)}
+    assert all(f"{name}: whole experts are computed again" in mixtures.report() for name in out)
 
 
 # Plans

@@ -52,6 +52,22 @@ def test_activations_are_equations_two_and_four_of_korthikanti(tp: int, sequence
     assert second.activations == pytest.approx(per_layer * (96 / p) * (p - 1))
 
 
+def test_inputs_of_products_in_8_bits_are_kept_in_8_bits() -> None:
+    """Two of the width of the hidden states, after the norms, and one of the MLP's; the rest stays in 16 bits."""
+    model = ModelSpec(4, 1024, 8, 2048, 32000, ffn_hidden=3072, gated_mlp=True, flash_attention=True)
+    wide, narrow = (memory_of_rank(model, Plan(precision=one), 1, 0).activations for one in ("bf16", "fp8"))
+    assert wide - narrow == 4 * 2048 * (2 * 1024 + 3072)
+
+
+def test_of_latent_attention_selective_recomputation_keeps_the_latents_and_what_goes_into_out() -> None:
+    latent = (384, 128, 64)
+    model = ModelSpec(4, 1024, 8, 2048, 32000, ffn_hidden=3072, gated_mlp=True, flash_attention=True, head_width=128,
+                      latent=latent)  # fmt: skip
+    kept = memory_of_rank(model, Plan(recompute="selective"), 1, 0).activations
+    attention = 8 * (128 + 32)  # with the mean of its two widths
+    assert kept == 4 * 2048 * 2 * (2 * 1024 + attention + sum(latent) + 2 * 3072)
+
+
 def test_selective_recomputation_drops_the_scores_and_full_keeps_only_inputs() -> None:
     s, b, h, layers = 2048, 1, 12288, 12
     selective = memory_of_rank(GPT3, Plan(pp=8, recompute="selective"), 64, 7)

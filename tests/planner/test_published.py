@@ -46,8 +46,7 @@ def test_one_row_of_a_machine_brings_it_to_five_percent_and_beats_the_naive_way(
     found = published.summary(published.after_one_row())
     assert found.mean < 0.055
     assert found.mean < published.summary(published.naive()).mean / 3
-    bad = [one.row["id"] for one in published.after_one_row() if abs(one.error) > 0.2]
-    assert bad == ["bridge-26.02.01-GB300-70B-mxfp8-64-256"]  # its note says why
+    assert found.worst < 0.2
 
 
 def test_the_first_row_of_each_source_is_no_flattering_choice() -> None:
@@ -129,11 +128,17 @@ def test_of_all_runs_of_a_source_the_chosen_plan_is_nearly_the_best() -> None:
 
 
 def test_what_ran_is_not_refused_and_what_ran_out_of_memory_is_not_promised() -> None:
-    """Ten of Megatron Bridge's keep activations on the host or in 8 bits, and the planner knows neither."""
-    wrong = [name for name, is_right in published.fits().items() if not is_right]
-    assert len(wrong) <= 10
-    assert all(name.startswith("bridge") and ("-70B-" in name or "-405B-" in name) for name in wrong)
+    assert [name for name, is_right in published.fits().items() if not is_right] == []
     assert len(published.fits()) > len(STEPS)
+
+
+def test_runs_whose_activations_wait_on_the_host_would_not_fit_otherwise() -> None:
+    rows = [row for row in STEPS if plan(row).offloaded]
+    assert len(rows) == 8
+    for row in rows:
+        without = published.predict({**row, "plan": {**row["plan"], "offloaded": 0.0}})
+        assert without.memory.low > published.predict(row).memory.low + 30 * 2**30
+        assert without.fit == "does not fit" or "GB300" in row["id"]
 
 
 def test_three_runs_fit_for_certain_by_an_assumption_alone_which_says_so() -> None:

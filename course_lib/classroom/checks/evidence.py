@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -68,13 +69,12 @@ class Evidence:
         largest = max((float(v.nan_to_num(0, 0, 0).abs().max()) for v in made), default=0.0)
         return self.exercise.rounding * largest
 
-    def _between(self, wanted: list[Observed], given: list[Observed]) -> list[Difference]:
-        found = []
+    def _between(self, wanted: list[Observed], given: list[Observed]) -> Iterator[Difference]:
         for rank, both in enumerate(zip(*map(self.exercise.compared, (wanted, given)), strict=True)):
             for name in both[0] | both[1]:
-                values = (values.get(name, "nothing") for values in (self.right[rank].before, *both))
-                found.append(Difference(rank, name, *values))
-        return [one for one in found if not is_same(one.expected, one.got, self.tolerance)]
+                expected, got = (values.get(name, "nothing") for values in both)
+                if not is_same(expected, got, self.tolerance):
+                    yield Difference(rank, name, self.right[rank].before.get(name, "nothing"), expected, got)
 
     @cached_property
     def disagreeing(self) -> list[int]:
@@ -102,12 +102,12 @@ class Evidence:
         """Whether the messages fit a mistake: the same if the result is right, else messages on the same ranks."""
         mine, other = ([_traffic(seen) for seen in observed] for observed in (self.observed, theirs))
         alike = [*map(bool, mine)] == [*map(bool, other)] if self.differences else mine == other
-        return alike and not self._between(theirs, self.observed)
+        return alike and not any(self._between(theirs, self.observed))
 
     def would_pass(self, mistake: Mistake) -> bool:
         """Whether this wrong solution passes this case."""
         observed = self.exercise.run_mistakes(self.case)[mistake]
-        return not self._between(self.right, observed) and not self.exercise.breach(observed)
+        return not any(self._between(self.right, observed)) and not self.exercise.breach(observed)
 
     def sentence(self) -> str:
         """A sentence about the difference that holds for any exercise."""
@@ -175,7 +175,9 @@ def is_same(one: Value, other: Value, tolerance: float = 0.0) -> bool:
     """Whether two values have the same dtype and shape, and the same numbers up to a tolerance."""
     if isinstance(one, str) or isinstance(other, str):
         return isinstance(one, str) and isinstance(other, str) and one == other
-    return kind(one) == kind(other) and torch.allclose(one.double(), other.double(), 0, tolerance, equal_nan=True)
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one, other) or torch.allclose(one.double(), other.double(), 0, tolerance, equal_nan=True)
 
 
 def _numbers(value: Tensor) -> str:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.classroom.checks.evidence import Evidence
-from course_lib.classroom.checks.part import TIMEOUT, Case, Mistake, Observed, Part
+from course_lib.classroom.checks.part import AMOUNTS, TIMEOUT, Budget, Case, Mistake, Observed, Part
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, discard
 from course_lib.timeline import Timeline
@@ -75,10 +75,13 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
             wrong = _judge(found, passed)
         if wrong:
             facts = (*wrong.facts, *_what_is_new(case, passed, wrong))
-            return replace(wrong, situation=case.text, facts=facts, share=len(passed) / len(cases))
+            share = 0 if exercise.budget else len(passed) / len(cases)
+            return replace(wrong, situation=case.text, facts=facts, share=share)
         passed.append(found)
     tried = f"Right in all {len(passed)} cases, from {passed[0].case.text} to {passed[-1].case.text}."
     verdict = Verdict(exercise.name, "passed", tried, share=1.0)
+    if exercise.budget:
+        return rated(verdict, exercise, exercise.budget, run)
     return _weigh(verdict, run, exercise.run_right(case), exercise.memory)
 
 
@@ -182,6 +185,21 @@ def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
 
 
 # The price
+
+
+def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict:
+    """The verdict on an exact solution of an open task: its level, and its timeline beside those of others."""
+    what, met, good, program = budget
+    case = exercise.price_case
+    given, best = exercise.run_right(case), exercise.run([program], case)
+    yours, at_first, least = map(AMOUNTS[what], (run, given, best))
+    scale = {"out of budget": (at_first, 0.0), "met": (met, 0.6), "good": (good, 0.8), "best known": (least, 1.0)}
+    level = [name for name, (most, _) in scale.items() if yours <= most * (1 + 1e-9) or not scale[name][1]][-1]
+    text = f"{verdict.message} It takes {yours:,.0f} {what}: {level}."
+    facts = (("The scale", f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known"),)
+    beside = {"as given": given.timeline} | ({"best known": best.timeline} if yours > least else {})
+    idle, share = Idle(run.timeline, best.timeline.idle_fraction(), beside), scale[level][1]
+    return replace(verdict, outcome="passed" if share else "price", message=text, facts=facts, share=share, idle=idle)
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:

@@ -32,6 +32,13 @@ from course_lib.timeline import compute
 TIMEOUT = 10.0  # seconds
 Value = Tensor | str  # a value that is not a tensor, in words
 Values = dict[str, Value]
+Budget = tuple[str, float, float, Callable[..., Any]]
+
+
+AMOUNTS: dict[str, Callable[[Run], float]] = {
+    "emulated milliseconds": lambda run: 1000 * run.timeline.makespan,
+    "bytes of extra memory": lambda run: max(programs[0].memory for programs in run.results),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +98,8 @@ class Part:
     compared: the values that matter, by rank, where solutions are free to differ.
     breach: says what is wrong although the result is right; "" if nothing is.  rule: says of a wrong result what no
         mistake of the bank can say.
+    budget: of an open task, which begins with the right solution, and in which any change is allowed that keeps its
+        result: the kind of AMOUNTS, the most that meets the budget and that is good, and the best solution known.
     """
 
     name: str
@@ -105,6 +114,7 @@ class Part:
     breach: Callable[[list[Observed]], str] = lambda observed: ""
     rule: Callable[[list[Observed]], str] = lambda observed: ""
     mistakes: list[Mistake] = field(default_factory=list)
+    budget: Budget | None = None
 
     def mistake(self, program: Callable[..., Any], fails: bool = False) -> Callable[..., Any]:
         """Put a wrong solution into the bank."""
@@ -190,14 +200,14 @@ def prepared(module: nn.Module, draw: Callable[..., Tensor]) -> nn.Module:
     return module
 
 
-def on_the_clock(output: Tensor) -> Tensor:
+def on_the_clock(output: Tensor, work: float = 1.0) -> Tensor:
     """Advance the emulated clock by a forward pass now, and by a backward pass when this output's gradient arrives."""
 
     def backward(_: Tensor) -> None:
-        with compute("backward"):
+        with compute("backward", work=work):
             pass
 
-    with compute("forward"):
+    with compute("forward", work=work):
         pass
     if output.requires_grad:
         output.register_hook(backward)

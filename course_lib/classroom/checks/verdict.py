@@ -7,7 +7,7 @@ import os
 import re
 import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from course_lib.timeline import Timeline
 HEADLINES = {
     "passed": "{name} is right.",
     "unwritten": "{name} is not written yet.",
+    "held": "{name}: a person has to read it.",
     "slip": "{name}: a slip in the code.",
     "error": "{name}: the run did not come to its end.",
     "idea": "{name}: not yet.",
@@ -36,25 +37,29 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Idle:
-    """The idle time of an emulated training step. best: the lowest possible share, 0 to 1."""
+    """The idle time of an emulated training step. best: the lowest possible share, 0 to 1.
+
+    beside: timelines to compare it with, by their names.
+    """
 
     timeline: Timeline
     best: float
+    beside: dict[str, Timeline] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return (
-            f"Idle {self.timeline.idle_fraction():.0%} of the time; the best possible is {self.best:.0%} "
-            f"({self.timeline.origin}: real messages, on the clock of other devices and links)."
-        )
+        best = f"the best {'known' if self.beside else 'possible'} is {self.best:.0%}"
+        origin = f"({self.timeline.origin}: real messages, on the clock of other devices and links)."
+        return f"Idle {self.timeline.idle_fraction():.0%} of the time; {best} {origin}"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         from course_lib.figures import gantt  # only a notebook needs it, and every rank imports this file
 
-        picture = gantt(self.timeline)._repr_mimebundle_()
-        return {
-            "text/plain": f"{self}\n{picture['text/plain']}",
-            "text/html": f"<p><b>{escape(str(self))}</b></p>{picture['text/html']}",
-        }
+        html, plain = f"<p><b>{escape(str(self))}</b></p>", [str(self)]
+        for name, timeline in {"": self.timeline, **self.beside}.items():
+            picture = gantt(timeline)._repr_mimebundle_()
+            html += f"<p><b>{name}</b></p>" * bool(name) + picture["text/html"]
+            plain += [name] * bool(name) + [picture["text/plain"]]
+        return {"text/plain": "\n".join(plain), "text/html": html}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@
     ordering(execute)          an order of the page's events, which is executed
     plan(judge)                a plan for the case's model, cluster and batch, which is judged
     open_case(experiment)      words, and an experiment to compare them with
-    prose(experiment)          a text, judged by the page's levels, and an experiment about it
 
 A run is called with the case, the numbers of the question, or with nothing if there are none. The page says the
 result, in `## found` (`## found: NAME` for one option, or one outcome of an order). The fields there are those of
@@ -89,18 +88,8 @@ def open_case(experiment: Callable[..., Outcome]) -> MakeForm:
     """Make an open case, which is answered in words."""
 
     def make(page: Page, case: Any) -> FreeText:
-        texts, run = page.only("answer", "checklist"), _told(page, "", _with(case, experiment))
-        return FreeText(lambda _: run(), texts["answer"], tuple(items(texts["checklist"])))
-
-    return make
-
-
-def prose(experiment: Callable[..., Outcome]) -> MakeForm:
-    """Make a section of a longer text. experiment: called with the case and with the text."""
-
-    def make(page: Page, case: Any) -> FreeText:
-        texts = page.only("levels", "checklist")
-        return FreeText(_with(case, experiment), "", *(tuple(items(texts[name])) for name in ("checklist", "levels")))
+        texts = page.only("answer", "checklist")
+        return FreeText(_told(page, "", _with(case, experiment)), texts["answer"], tuple(items(texts["checklist"])))
 
     return make
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from string import ascii_lowercase
 from typing import Any
 
@@ -104,6 +105,8 @@ class Number:
 
     def run(self, answer: str) -> Outcome:
         outcome, given = self.measure(), units.parse(answer, self.quantity)
+        if isnan(outcome.measured):
+            return outcome
         right = units.is_close(given, outcome.measured, self.tolerance)
         slip = "" if right else units.explain(given, outcome.measured, self.quantity, self.slips, self.tolerance)
         return replace(outcome, right=right, why=f"{slip}\n\n{self.why}" if slip else self.why)
@@ -153,16 +156,14 @@ class Ordering:
 
 @dataclass(frozen=True)
 class FreeText:
-    """A few sentences, to be compared with a model answer by the student, or with a rubric.
+    """A few sentences, to be compared with a model answer by the student.
 
-    experiment: a run to compare the text with, called with it.  checklist: the points of a good answer.
-    levels: grades of an answer, the best first, each with an example.
+    experiment: a run to compare the text with.  checklist: the points of a good answer.
     """
 
-    experiment: Callable[[str], Outcome]
+    experiment: Callable[[], Outcome]
     model_answer: str
     checklist: tuple[str, ...]
-    levels: tuple[str, ...] = ()
     example, lines = "...", ()
 
     def read(self, given: Any) -> str:
@@ -175,16 +176,14 @@ class FreeText:
         return f"“{answer}”"
 
     def run(self, answer: str) -> Outcome:
-        return replace(self.experiment(answer), right=None, why=self.why)
+        return replace(self.experiment(), right=None, why=self.why)
 
     def reveal(self) -> list[tuple[str, Outcome]]:
         return [("", self.run(""))]
 
     @property
     def compared(self) -> str:
-        """The model answer, or the levels, that an answer is compared with."""
-        if self.levels:
-            return f"Which of these is yours the most like?\n\n{bullets(self.levels)}"
+        """The model answer that an answer is compared with."""
         return f"A good answer: {self.model_answer}"
 
     @property

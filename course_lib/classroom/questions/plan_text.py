@@ -31,6 +31,7 @@ def pairs(text: str) -> dict[str, str]:
         raise ValueError(f"{rest[:40]!r} is no part of a plan; write for instance {_EXAMPLE!r}")
     if not found:
         raise ValueError(f"this says nothing of a plan; write for instance {_EXAMPLE!r}")
+    found = [(name.lower(), value) for name, value in found]
     names = [name for name, _ in found]
     for name in names:
         if name not in DEFAULTS:

@@ -17,7 +17,7 @@ The module of the same name beside it runs the answers. A page that is named lik
 case, and asks nothing; nor does one with nothing below its title, a task that the notebook itself keeps notes of.
 
 Other sections: `why`; `slip: NAME`, a way to miss a number; `events` of an order; `answer` and `checklist` of an open
-case, or `levels` and `checklist` of a section of a longer text.
+case.
 {samples} is a field, a Python expression that is filled with the numbers of the question, the names of its module, and
 the words of `figures.axis`: {samples // workers}, {best.mfu:.0%}, {in_words(workers)}. A brace of the text itself is
 written twice. Lines are joined, blank lines separate paragraphs, a list begins with "- ", and code stands between lines

@@ -34,8 +34,9 @@ class Slip(NamedTuple):
 BYTES = Quantity("a number of bytes", _BYTES, "12 MB")
 TIMES = Quantity("a factor", {"times": 1.0, "x": 1.0, "×": 1.0, "": 1.0}, "6.5 times")
 SAMPLES = Quantity("a number of samples", {"samples": 1.0, "sample": 1.0, "": 1.0}, "16 samples")
-SECONDS = Quantity("a time", {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "min": 60.0, "h": 3600.0}, "1.5 s")
-SHARE = Quantity("a share", {"%": 0.01, "percent": 0.01, "": 1.0}, "25%")
+_TIME = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "min": 60.0, "h": 3600.0, "sec": 1.0, "seconds": 1.0}
+SECONDS = Quantity("a time", _TIME, "1.5 s")
+SHARE = Quantity("a share", {"%": 0.01, "percent": 0.01, "per cent": 0.01, "": 1.0}, "25%")
 
 _THOUSAND = "You are off by a factor of a thousand: look at the prefix of the unit (kilo, mega, giga)."
 _BITS = "You are off by a factor of 8: a byte has eight bits, and networks are sold in bits, memory in bytes."
@@ -63,6 +64,8 @@ def parse(text: str, quantity: Quantity) -> float:
     Raises ValueError, saying what would work, for text without a number or with another unit.
     """
     found = re.fullmatch(r"\s*((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([^\d\s,.].*?)?\s*", text)
+    if not found and (comma := re.match(r"\s*(\d+),(\d+)", text)):
+        raise ValueError(f"{text!r} has a comma among its digits; write {comma[1]}.{comma[2]} with a point")
     if not found:
         raise ValueError(f"{text!r} is not {quantity.name}; write for instance {quantity.example!r}")
     number, unit = re.sub("[,_]", "", found[1]), found[2] or ""

@@ -14,18 +14,18 @@ A seed draws another model, device or link. All of it is modelled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from course_lib.classroom import journal
-from course_lib.classroom.questions import plan_text
+from course_lib.classroom.questions import checked, plan_text
 from course_lib.classroom.questions.asking import choice, each, open_case, plan
 from course_lib.classroom.questions.catalog import case_of
 from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.scenarios.case import CaseQuestion, debrief
-from course_lib.classroom.scenarios.targets import PlanTask, brief
+from course_lib.classroom.scenarios.targets import PlanTask, brief, found, machine, reaching
 from course_lib.figures import devices, memory_by_part, plan_map, step_time_by_part
-from course_lib.planner import Estimate, Plan, estimate
+from course_lib.planner import Estimate, estimate
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,15 @@ class Planning:
     tasks: Sequence[tuple[PlanTask, PlanTask]]
 
     def variant(self, seed: int = 0) -> PlanCase:
-        return PlanCase(self, seed, *self.tasks[seed % len(self.tasks)])
+        return PlanCase(self, seed, *self.tasks[checked(seed) % len(self.tasks)])
 
     def questions(self) -> dict[str, CaseQuestion]:
         """The case's questions by name, for `questions.load`."""
+        judged = plan(_judge, lambda task: plan_text.parse(task.now))
         asked = {
             "limit": (lambda seed: self.variant(seed).first, choice(each(_change, self.tasks[0][0].changes))),
-            "plan": (lambda seed: self.variant(seed).first, plan(_judge, _now)),
-            "better": (lambda seed: self.variant(seed).then, plan(_judge, _now)),
+            "plan": (lambda seed: self.variant(seed).first, judged),
+            "better": (lambda seed: self.variant(seed).then, judged),
         }
         steps = {f"{self.name}_{step}": CaseQuestion(about, ask, _facts) for step, (about, ask) in asked.items()}
         defend = CaseQuestion(self.variant, open_case(PlanCase.compare), lambda variant: _facts(variant.then))
@@ -61,11 +62,11 @@ class PlanCase:
 
     def evidence(self) -> Feedback:
         """The evidence before any decision: the job, the machine, and the cost of the present plan."""
-        task, one = self.first, self.first.estimate()
-        model = f"{task.model.parameters / 1e9:.1f} billion parameters, {task.model.layers} layers"
+        task = replace(self.first, cluster=self.first.shown or self.first.cluster)
+        one = task.estimate()
         facts = {
-            "model": f"{model}, sequences of {task.model.sequence:,} tokens, {task.batch} of them in a minibatch",
-            "machine": task.machine,
+            "model": f"{task.words}; {task.model.layers} layers, {task.batch} sequences in a minibatch",
+            "machine": machine(task.cluster),
             "the plan as it stands": brief(one),
         }
         pictures = [memory_by_part(devices(one), one.capacity, title="What the plan as it stands needs")]
@@ -80,43 +81,35 @@ class PlanCase:
         """The plan of the last answer, beside other plans."""
         note, task = journal.latest(f"{self.case.name}_better", self.seed), self.then
         mine = note and estimate(task.model, task.cluster, plan_text.parse(note.answer), task.batch)
-        steps = {"your plan": mine} if mine else {}
-        steps |= {name: task.estimate(change) for name, change in task.turns.items()}
-        steps["best of a search"] = task.reaching.best
+        turns = {name: task.estimate(change) for name, change in task.turns.items()}
+        steps = ({"your plan": mine} if mine else {}) | turns | {"best of a search": reaching(task).best}
         lines = bullets(f"{name}: {brief(one)}" for name, one in steps.items())
         said = f"{mine.interval if mine else 'You have not decided on a plan yet.'} Modelled:\n\n{lines}"
         return Outcome(None, said, pictures=(step_time_by_part(steps, title="What there was to choose from"),))
 
-    def debrief(self, anyway: bool = False) -> Feedback:
+    def debrief(self) -> Feedback:
         """The debrief: the results of the usual changes, and published cases."""
-        return debrief(
-            f"{self.case.name}_better", self.seed, "find a plan that reaches all targets", self._told, anyway
-        )
+        return debrief(f"{self.case.name}_better", self.seed, "find a plan that reaches all targets", self._told)
 
     def _told(self) -> Feedback:
-        said = []
-        for name, change in self.then.turns.items():
-            one = self.then.estimate(change)
-            said.append(f"{name}: {brief(one)}; misses {', '.join(self.then.missed(one)) or 'nothing'}")
-        said.append(f"the best that a search finds: {brief(self.then.reaching.best)}")
+        tried = {name: self.then.estimate(change) for name, change in self.then.turns.items()}
+        missed = {name: ", ".join(self.then.missed(one)) or "nothing" for name, one in tried.items()}
+        said = [f"{name}: {brief(one)}; misses {missed[name]}" for name, one in tried.items()]
+        said.append(f"the best that a search finds: {brief(reaching(self.then).best)}")
         incident = case_of(f"{self.case.name}_defend").sections["incident"].text
         return Feedback("", Outcome(None, bullets(said), incident), title="What usual choices lead to (modelled)")
 
 
 def _facts(task: PlanTask) -> dict[str, object]:
-    """The fields that a page may use about a task."""
-    states = f"{16 * task.model.parameters / 1e9:,.0f} GB"
-    return {"model": task.words, "machine": task.machine, "targets": bullets(task.targets), "states": states}
-
-
-def _now(task: PlanTask) -> Plan:
-    return plan_text.parse(task.now)
+    """The names that fields of a page may use."""
+    return {"task": task, "now": task.estimate().memory, "machine": machine, "bullets": bullets}
 
 
 def _change(name: str, task: PlanTask) -> Outcome:
     """Try whether a change helps more than the others: first the plan has to fit, then it has to be fast."""
     steps = {other: task.estimate(change) for other, change in task.changes.items()}
-    gains = {other: (one.fits, one.tokens_per_second) for other, one in steps.items()}
+    size = -1 if task.shown else 0  # where the cluster is asked for, the smallest is best
+    gains = {other: (one.fits, size * one.capacity, one.tokens_per_second) for other, one in steps.items()}
     is_all_else = isinstance(task.changes[name], tuple) and task.changes[name][0]
     beside = ({} if is_all_else else {"as it stands": task.estimate()}) | {"tried": steps[name]}
     said = " ".join(f"{who.capitalize()}: {brief(one)}." for who, one in beside.items())
@@ -135,11 +128,11 @@ def _judge(task: PlanTask, one: Estimate) -> Outcome:
         memory = memory_by_part(devices(one), one.capacity, title="What each device of a pipeline holds")
         time = step_time_by_part({"your plan": one}, title="What the time of a step goes into")
         return Outcome(False, said, task.loosen(one), pictures=(memory, time))
-    beside = {"your plan": one, "best of a search": task.reaching.best}
+    beside = {"your plan": one, "best of a search": reaching(task).best}
     held = {name: step.memory for name, step in beside.items()}
     pictures = (
         memory_by_part(held, one.capacity, title="What lies in the fullest device"),
         step_time_by_part(beside, title="What the time of a step goes into"),
-        plan_map(task.found, title="Every plan, and yours", marked={"your plan": one}),
+        plan_map(found(task), title="Every plan, and yours", marked={"your plan": one}),
     )
     return Outcome(True, said, task.rank(one), pictures=pictures)

@@ -42,13 +42,15 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlanTask:
-    """A task for a plan. words: the model.  now: the present plan, as in `plan_text`.
+    """A task for a plan, which has to be fast: to reach this share of the speed of the best that reaches the rest.
 
-    tokens: the least per second.  within: the share of a device's memory that it may need, with any software.
-    bubble: the largest share of a step.  waiting: for each link, the largest share of a step in which a device waits
-        for it.
+    words: the model.  now: the present plan, as in `plan_text`.  goal: in a sentence or two.
+
+    within: the share of a device's memory that it may need, with any software.  bubble: the largest share of a step.
+    waiting: for each link, the largest share of a step in which a device waits for it.
     changes: of the present plan, or of the plan and the cluster.  turns: what people often do, by name.
     old: the plan, or plan and cluster, before a refresh.
+    shown: the cluster of the evidence, where the first question asks which cluster it should be.
     """
 
     words: str
@@ -56,13 +58,15 @@ class PlanTask:
     cluster: Cluster
     batch: int
     now: str
-    tokens: int
+    share: float = 1 / ALIKE
+    goal: str = ""
     within: float = 1.0
     bubble: float = 1.0
     waiting: Mapping[str, float] = field(default_factory=dict)
     changes: Mapping[str, Change] = field(default_factory=dict)
     turns: Mapping[str, str] = field(default_factory=dict)
     old: Change | None = None
+    shown: Cluster | None = None
 
     def estimate(self, change: Change = "") -> Estimate:
         """The estimate of the present plan with a change."""
@@ -76,11 +80,18 @@ class PlanTask:
         """The bytes of a device that a plan may need."""
         return self.within * self.cluster.spec.memory
 
-    @property
+    @cached_property
     def targets(self) -> list[Target]:
+        most = max(one.tokens_per_second for one in found(self) if all(limit.is_reached(one) for limit in self._limits))
+        least = float(f"{0.995 * self.share * most:.2e}")  # three digits, rounded down
+        fast = Target("tokens a second", lambda one: one.tokens_per_second, least, "{:,.0f}".format, is_least=True)
+        return [*self._limits, fast]
+
+    @property
+    def _limits(self) -> list[Target]:
+        """The targets that do not depend on other plans."""
         return [
             Target("memory, with any software", lambda one: one.memory.high, self.room, memory_size),
-            Target("tokens a second", lambda one: one.tokens_per_second, self.tokens, "{:,.0f}".format, is_least=True),
             *([Target("bubble", lambda one: one.bubble, self.bubble)] if self.bubble < 1 else []),
             *(Target(f"waiting for {link}", partial(waiting, link), share) for link, share in self.waiting.items()),
         ]
@@ -99,34 +110,31 @@ class PlanTask:
         remedies = [f"Too much of it is {what}: {how}." for what, how in map(explain.LOSSES.__getitem__, lost)]
         return " ".join([why, *(text for text in remedies if text.partition(": ")[2] not in why)])
 
-    @property
-    def found(self) -> Found:
-        return _search(self.model, self.cluster, self.batch, self.within)
-
-    @cached_property
-    def reaching(self) -> Found:
-        """The plans of the search that reach all targets."""
-        return Found([one for one in self.found if not self.missed(one)], self.within)
-
     def rank(self, one: Estimate) -> str:
         """Compare a plan that reaches its targets with the best that a search finds."""
-        best, seconds = self.reaching.best, one.step_time.total
+        all_reaching, seconds = reaching(self), one.step_time.total
+        best = all_reaching.best
         if seconds <= ALIKE * best.step_time.total:
-            n = counted(len(self.reaching.tied), "plan")
-            return (
-                f"The planner cannot tell it from the best that a search finds: {n} that reach all targets are as near."
-            )
-        faster = counted(sum(other.step_time.total < seconds for other in self.reaching), "faster plan")
+            n = counted(len(all_reaching.tied), "plan")
+            return f"The planner cannot tell it from the best that a search finds: {n} that reach all are as near."
+        faster = counted(sum(other.step_time.total < seconds for other in all_reaching), "faster plan")
         return f"A search finds {faster} that reach all targets, too; the best is {brief(best)}."
 
-    @property
-    def machine(self) -> str:
-        cluster, memory = self.cluster, memory_size(self.cluster.spec.memory)
-        between = f", {cluster.between} between nodes" if cluster.nodes > 1 else ""
-        each = (
-            f"{cluster.devices_per_node} {cluster.device} with {memory} each, {cluster.inside_link.name} inside a node"
-        )
-        return f"{counted(cluster.nodes, 'node')} of {each}{between}"
+
+def found(task: PlanTask) -> Found:
+    return _search(task.model, task.cluster, task.batch, task.within)
+
+
+@cache
+def reaching(task: PlanTask) -> Found:
+    """The plans of the search that reach all targets."""
+    return Found([one for one in found(task) if not task.missed(one)], task.within)
+
+
+def machine(cluster: Cluster) -> str:
+    between = f", {cluster.between} between nodes" if cluster.nodes > 1 else ""
+    each = f"{cluster.devices_per_node} {cluster.device} with {memory_size(cluster.spec.memory)} each"
+    return f"{counted(cluster.nodes, 'node')} of {each}, {cluster.inside_link.name} inside a node{between}"
 
 
 def waiting(link: str, one: Estimate) -> float:
@@ -135,6 +143,5 @@ def waiting(link: str, one: Estimate) -> float:
 
 
 def brief(one: Estimate) -> str:
-    fits = "" if one.fits else f", {one.fit}"
-    tokens = f"{one.tokens_per_second:,.0f} tokens a second"
-    return f"{plan_in_words(one.plan)}, in {one.plan.precision}: {memory_size(one.memory.total)}{fits}, {tokens}"
+    need = memory_size(one.memory.total) + f", {one.fit}" * (not one.fits)
+    return f"{plan_in_words(one.plan)}, in {one.plan.precision}: {need}, {one.tokens_per_second:,.0f} tokens a second"

@@ -163,16 +163,14 @@ function boxes({ held, rows, row, sheet }) {
 
 // A veil over the rows with holes where the bars of one micro-batch are.
 function veil({ bars, left, width, rows, row }) {
-  const id = `veil-${Math.random().toString(36).slice(2)}`; // two with the same would lose their holes
-  const whole = { x: left, y: rows[0] - 1, width, height: rows.at(-1) + row.bar + row.lane + 2 - rows[0] };
   const group = drawn("g");
-  const mask = drawn("mask", { id, maskUnits: "userSpaceOnUse", ...whole });
-  const cover = { ...whole, fill: "var(--jp-layout-color0, #fff)", "fill-opacity": 0.8, mask: `url(#${id})` };
+  const outline = ({ x, y, width, height }) => `M${x},${y}h${width}v${height}h${-width}z`;
+  const whole = { x: left, y: rows[0] - 1, width, height: rows.at(-1) + row.bar + row.lane + 2 - rows[0] };
+  const look = { fill: "var(--jp-layout-color0, #fff)", "fill-opacity": 0.8, "fill-rule": "evenodd", class: "course-veil" };
   const light = microBatch => {
     const lit = microBatch === null ? [] : bars.filter(bar => bar.microBatch === microBatch);
-    const holes = lit.map(({ x, y, width, height }) => drawn("rect", { x, y, width, height, fill: "black" }));
-    mask.replaceChildren(drawn("rect", { ...whole, fill: "white" }), ...holes);
-    group.replaceChildren(...(lit.length ? [mask, drawn("rect", { ...cover, class: "course-veil" })] : []));
+    const d = [whole, ...lit].map(outline).join("");
+    group.replaceChildren(...(lit.length ? [drawn("path", { ...look, d })] : []));
   };
   return { group, light };
 }
@@ -221,17 +219,22 @@ function followers({ left, width }, el) {
   return { move, rest };
 }
 
-// What to light up, by its name or by the mouse: a micro-batch with its arrows, a message, or all messages.
-function chooser({ bars, follow }, svg, light, point) {
-  const messages = messagesAmong(bars);
+// A choice of what to light up.
+function menu(entries) {
   const label = document.createElement("label");
   const select = made("select");
-  const names = microBatches(bars);
-  const option = (text, value) => Object.assign(document.createElement("option"), { textContent: text, value });
-  select.append(option("nothing", ""), ...names.map(name => option(`micro-batch ${name}`, name)));
-  if (messages.length) select.append(option("all messages", "messages"));
+  const option = ([textContent, value]) => Object.assign(document.createElement("option"), { textContent, value });
+  select.append(...[["nothing", ""], ...entries].map(option));
   label.append("Light up ", select);
   label.hidden = select.length === 1;
+  return { label, select };
+}
+
+// What to light up in a timeline, by its name or by the mouse: a micro-batch with its arrows, a message, or all messages.
+function chooser({ bars, follow }, svg, light, point) {
+  const messages = messagesAmong(bars);
+  const names = microBatches(bars).map(name => [`micro-batch ${name}`, name]);
+  const { label, select } = menu([...names, ...(messages.length ? [["all messages", "messages"]] : [])]);
   select.value = follow ?? "";
   const show = (microBatch, some) => {
     light(microBatch);
@@ -245,7 +248,7 @@ function chooser({ bars, follow }, svg, light, point) {
   svg.addEventListener("pointermove", event => {
     const { x, y } = under(event, svg);
     const isThere = bar => bar.x <= x && x < bar.x + bar.width && bar.y <= y && y < bar.y + bar.height;
-    const received = bar => messages.filter(message => message.target === bar.rank && message.x === bar.x);
+    const received = bar => messages.filter(message => message.target === bar.rank && Math.abs(message.x - bar.x) < NEAR);
     const bar = bars.findLast(bar => isThere(bar) && (bar.microBatch !== null || received(bar).length));
     bar ? show(bar.microBatch, received(bar)) : showChosen();
   });
@@ -254,14 +257,9 @@ function chooser({ bars, follow }, svg, light, point) {
   return label;
 }
 
-// What to light up in a picture without rows, by its name or by a click on it; all that fades does.
+// What to light up in a picture without rows, by its name or by a click on it, while other things fade.
 function picker({ lights = [] }, svg) {
-  const label = document.createElement("label");
-  const select = made("select");
-  const option = name => Object.assign(document.createElement("option"), { textContent: name || "nothing", value: name });
-  select.append(...["", ...lights].map(option));
-  label.append("Light up ", select);
-  label.hidden = !lights.length || !svg;
+  const { label, select } = menu(svg ? lights.map(name => [name, name]) : []);
   const show = () => {
     for (const part of svg.querySelectorAll("[data-light]")) {
       part.setAttribute("visibility", part.dataset.light === select.value ? "visible" : "hidden");

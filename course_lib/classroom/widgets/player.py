@@ -15,7 +15,6 @@ Other pictures with a clock are played, too: their parts say when they are seen 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import anywidget
@@ -68,7 +67,10 @@ class Player(anywidget.AnyWidget):
 def places(picture: Picture) -> dict[str, Any]:
     """The rows, bars and messages of a picture's first timeline, with their positions in pixels."""
     if picture.clock:
-        return {"lights": list(picture.lights), **_places_in_time(*picture.clock)}
+        unit, name = unit_of(picture.clock.seconds, TIMES)
+        says = [(LONG * share, words) for share, words in picture.clock.says]
+        where = {"left": 0, "width": LONG, "length": picture.clock.seconds / unit, "unit": name, "beside": 0}
+        return {**where, "says": says, "lights": list(picture.lights), "rows": [], "bars": [], "held": []}
     (panel, *_) = picture.timelines
     timeline, scale = panel.timeline, panel.scale
     held = held_activations(timeline)
@@ -84,14 +86,6 @@ def places(picture: Picture) -> dict[str, Any]:
         "bars": [_bar(bar) for bar in panel.bars()],
         "held": [[[scale.left + scale.pixels(when), count] for when, count in one.steps] for one in held],
     }
-
-
-def _places_in_time(seconds: float, says: Sequence[tuple[float, str]]) -> dict[str, Any]:
-    """The places of a picture that has no axis of time: its parts know their times themselves."""
-    unit, name = unit_of(seconds, TIMES)
-    said = [(LONG * share, words) for share, words in says]
-    where = {"left": 0, "width": LONG, "length": seconds / unit, "unit": name, "beside": 0}
-    return {**where, "says": said, "rows": [], "bars": [], "held": []}
 
 
 def _bar(bar: PlacedSpan) -> dict[str, Any]:

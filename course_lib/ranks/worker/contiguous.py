@@ -47,10 +47,11 @@ def storages(value: Any) -> set[int]:
     return set().union(*map(storages, value)) if isinstance(value, list | tuple) else set()
 
 
-def version(tensors: Sequence[torch.Tensor]) -> int:
-    """A number that grows when one of the tensors that gloo sends in place, and that no other shares, is changed."""
-    whole = [each for each in tensors if each.is_contiguous() and each.nbytes == each.untyped_storage().nbytes()]
-    return sum(each._version for each in whole if not each.is_inference())
+def checksum(tensors: Sequence[torch.Tensor]) -> int:
+    """A number that tells whether tensors that gloo sends in place hold something else now; it may miss a change."""
+    in_place = [each for each in tensors if each.is_contiguous() and not each.is_complex()]
+    with _disable_current_modes():
+        return sum(int(each.detach().view(-1).view(torch.uint8).sum()) for each in in_place)
 
 
 def copied(value: Any, always: bool = False) -> Any:

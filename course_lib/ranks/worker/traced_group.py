@@ -33,7 +33,7 @@ class TracedWork(dist.Work):
     """A handle that notes when its rank begins to wait for an operation, and when the operation ends."""
 
     sent: Sequence[torch.Tensor] = ()  # keeps tensors alive as long as the handle, as gloo does, where a copy is sent
-    version = 0
+    checksum: int | None = None  # of what it sends in place, where a change would reach the receiver
 
     def __init__(self, tracer: Tracer, op: Operation, inner: Any, copies: contiguous.Copies) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class TracedWork(dist.Work):
         if self.op.blocked:
             return True
         tracer, op, done = self.tracer, self.op, self.op.ended
-        if contiguous.version(self.sent) != self.version and not (tracer.emulated or tracer.device):
+        if self.checksum is not None and self.checksum != contiguous.checksum(self.sent):
             op.changed = clock()
         tracer.block(op, self.started)
         op.ended = 0.0
@@ -179,7 +179,9 @@ class TracedGroup(dist.ProcessGroup):
         op = self._post_message("send", tensors, destination, tag)
         self._copy_back_before(tensors)
         work = self._start(op, self.inner.send, contiguous.copied(tensors, self._is_buffered(op)), destination, tag)
-        work.sent, work.version = tensors, contiguous.version(tensors)
+        work.sent = tensors
+        if op.is_async and not (self.tracer.emulated or self.tracer.device):
+            work.checksum = contiguous.checksum(tensors)
         return work
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,7 +77,7 @@ def raises_what_cannot_travel(tensor: Tensor) -> None:
 
 def never_ends(tensor: Tensor) -> None:
     while True:
-        pass
+        time.sleep(0.02)  # other tests need the cores
 
 
 def test_a_stub_is_not_a_mistake() -> None:
@@ -300,11 +301,11 @@ def make(**options: Any) -> Exercise:
 
 
 def test_when_two_ideas_fit_both_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    part, said = make(), {("doubled", name): Advice(f"{name}.", "Which?") for name in ("Three", "Thrice", "Four")}
+    tripled, said = make(), {("doubled", name): Advice(f"{name}.", "Which?") for name in ("Three", "Thrice", "Four")}
     monkeypatch.setattr(prose, "words", lambda: said)
     for name, factor in (("Three", 3), ("Thrice", 3.0), ("Four", 4)):
-        part.mistake(named(name, times(factor)))
-    verdict = part(lambda tensor: tensor * 3)
+        tripled.mistake(named(name, times(factor)))
+    verdict = tripled(lambda tensor: tensor * 3)
     assert "2 ideas lead to exactly this. Three. Which? Or: Thrice. Which?" in verdict.message
     assert "Four" not in verdict.message
 
@@ -355,9 +356,9 @@ def raises_at_the_same_place(tensor: Tensor) -> Tensor:
 
 
 def test_the_same_kind_of_exception_is_not_the_same_idea() -> None:
-    part = make()
-    part.mistake(raises_at_the_same_place, fails=True)
-    assert part(raises_something_else).idea == ""
+    tripled = make()
+    tripled.mistake(raises_at_the_same_place, fails=True)
+    assert tripled(raises_something_else).idea == ""
 
 
 def test_a_price_is_not_called_an_idea_that_costs_nothing() -> None:
@@ -366,9 +367,9 @@ def test_a_price_is_not_called_an_idea_that_costs_nothing() -> None:
     def breach(observed: list[Any]) -> str:
         return "Too many bytes." if observed[0].sent[0].content.dtype == torch.float64 else ""
 
-    part = make(breach=breach)
-    part.mistake(sends(torch.float32))
-    verdict = part(sends(torch.float64))
+    tripled = make(breach=breach)
+    tripled.mistake(sends(torch.float32))
+    verdict = tripled(sends(torch.float64))
     assert (verdict.outcome, verdict.message, verdict.idea) == ("price", "Too many bytes.", "")
 
 
@@ -395,19 +396,19 @@ def refuses(tensor: Tensor) -> Tensor:
 
 
 def test_a_stop_while_wrong_solutions_are_tried_stops_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(exercise: Exercise, programs: list[Any], case: Case) -> Any:
+    def run(checked: Exercise, programs: list[Any], case: Case) -> Any:
         if programs == [also_refuses]:
             raise Stopped("Stopped.")
-        return really_run(exercise, programs, case)
+        return really_run(checked, programs, case)
 
     def also_refuses(tensor: Tensor) -> Tensor:
         raise ValueError("no")
 
-    part, really_run = make(), Exercise.run
-    part.mistake(also_refuses, fails=True)
+    tripled, really_run = make(), Exercise.run
+    tripled.mistake(also_refuses, fails=True)
     monkeypatch.setattr(Exercise, "run", run)
     with pytest.raises(Stopped):
-        part(refuses)
+        tripled(refuses)
 
 
 def test_a_check_begins_with_fresh_ranks_whatever_a_cell_has_done_to_those_that_are_there(tmp_path: Path) -> None:

@@ -82,3 +82,10 @@ def test_idle_time_says_what_would_be_possible_and_that_it_is_emulated() -> None
     bundle = Idle(Timeline(spans, 1, "emulated"), best=0.2)._repr_mimebundle_()
     assert bundle["text/plain"].startswith("Idle 25% of the time; the best possible is 20% (emulated")
     assert "<img" in bundle["text/html"]
+
+
+def test_nbgrader_validate_which_cuts_lines_at_76_characters_shows_all_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBGRADER_VALIDATING", "1")
+    verdict = replace(WRONG, message="A share that is small counts as much as one that is large. " * 3)
+    lines = "\n".join(NotPassed(verdict, 3)._render_traceback_()).splitlines()
+    assert max(map(len, lines)) <= 76 and " ".join(lines).count("as one that is large.") == 3

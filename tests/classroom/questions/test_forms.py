@@ -21,7 +21,7 @@ CHOICE = Choice((Option("one", says("ran one", False), "not one"), Option("two",
 NUMBER = Number(
     BYTES, partial(Outcome, None, "It sent 8 MB.", measured=8e6), "because of this", (Slip(4, "for all four ranks"),)
 )
-TEXT = FreeText(lambda text: Outcome(True, "ran it"), "This is it.", ("names the cause", "names a remedy"))
+TEXT = FreeText(lambda: Outcome(True, "ran it"), "This is it.", ("names the cause", "names a remedy"))
 
 
 def test_each_option_runs_its_own_experiment() -> None:

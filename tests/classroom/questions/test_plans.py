@@ -30,6 +30,7 @@ FORM = PlanForm(MODEL, Cluster(), 64, judge, "two tensor ranks", Plan(dp=8))
     [
         "dp=4 tp=2 zero=1 recompute=selective sequence_parallel=true",
         "  tp = 2, dp=4,zero=1\nrecompute='selective'  sequence_parallel=on ",
+        "DP=4 TP=2 ZeRO=1 recompute=selective sequence_parallel=true",
         'Plan(dp=4, tp=2, zero=1, recompute="selective", sequence_parallel=True)',
         repr(Plan(dp=4, tp=2, zero=1, recompute="selective", sequence_parallel=True)),
     ],

@@ -33,7 +33,9 @@ from course_lib.classroom.questions.units import (
         (" 6.5 x ", TIMES, 6.5),
         ("64 samples", SAMPLES, 64),
         ("250 ms", SECONDS, 0.25),
+        ("8.8 sec", SECONDS, 8.8),
         ("25%", SHARE, 0.25),
+        ("49 per cent", SHARE, 0.49),
     ],
 )
 def test_numbers_are_read(text: str, quantity: Quantity, value: float) -> None:
@@ -48,7 +50,8 @@ def test_numbers_are_read(text: str, quantity: Quantity, value: float) -> None:
         ("many", BYTES, "'many' is not a number of bytes; write for instance '12 MB'"),
         ("", TIMES, "'' is not a factor"),
         ("-3", TIMES, "'-3' is not a factor"),
-        ("1,5 MB", BYTES, "'1,5 MB' is not a number of bytes"),
+        ("1,5 MB", BYTES, "'1,5 MB' has a comma among its digits; write 1.5 with a point"),
+        ("8.8 secs", SECONDS, "'secs' is not a unit of a time; write for instance '1.5 s'"),
         ("12 MB", TIMES, "'MB' is not a unit of a factor"),
     ],
 )

@@ -43,7 +43,7 @@ FORMS: dict[str, Any] = {
         "two tensor ranks",
         Plan(dp=8),
     ),
-    "Q1": FreeText(lambda text: Outcome(None, "ran it"), "This is it.", ("a cause", "a remedy")),
+    "Q1": FreeText(lambda: Outcome(None, "ran it"), "This is it.", ("a cause", "a remedy")),
 }
 
 

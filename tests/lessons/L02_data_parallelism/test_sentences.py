@@ -134,7 +134,7 @@ PROOFS: Proofs = {
         0 < terms()[-1][2] + terms()[-1][3] < (terms()[0][0] - terms()[-1][0]) / 10
     ),
     "The first term falls with $N$, the second stays. The third grows, but is never twice what it was with two ranks; "
-    "the last one grows without end.": lambda: (
+    "the last one grows without limit.": lambda: (
         [row[0] for row in terms()] == [768 / n for n in (1, 2, 4, 8)]
         and {row[1] for row in terms()} == {4}
         and terms()[1][2] < terms()[2][2] < terms()[3][2] < 2 * terms()[1][2]

@@ -174,8 +174,8 @@ PROOFS: Proofs = {
     "At 0.003 it is as good as float32, and at 0.00001 it hardly learns.": lambda: (
         abs(gained("bfloat16", 1.0, False, 3e-3) - 1) < 0.05 and gained("bfloat16", 1.0, False, 1e-5) < 0.1
     ),
-    "so it gets a channel a hundred times as large as the others, whose readers have weights a hundred times smaller: "
-    "the same function.": an_outlier_changes_no_output,
+    "so it gets a channel a hundred times as large as the others, and the layers that read it have weights a hundred "
+    "times smaller: the same function.": an_outlier_changes_no_output,
     # PyTorch's own.
     "Autocast rounds a weight when a pass first needs it, and keeps the copy until the `with` ends.": (
         a_weight_is_rounded_once_in_a_context

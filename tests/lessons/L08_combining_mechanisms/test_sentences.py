@@ -132,8 +132,8 @@ PROOFS: Proofs = {
     ),
     "Replicas wait for nobody until the end": replicas_wait_at_the_end,
     "If one on rank 5 is not, all eight skip the update": lambda: launch(overflow_on_rank_5, 8).results == [True] * 8,
-    "With both, eight replicas are ahead.": lambda: (
-        (seen := numbers("for name, how in settings.items():", "256, and leave early"))[-4] < seen[-1]
+    "With both, the two are as fast as each other.": lambda: math.isclose(
+        *numbers("for name, how in settings.items():", "256, and leave early")[4::4], rel_tol=0.01
     ),
     "2 x 4 x 1 is worse than 2 x 2 x 2 in both.": lambda: all(
         one > other for one, other in zip(planned("2 x 4 x 1"), planned("2 x 2 x 2"), strict=True)

@@ -1,0 +1,89 @@
+"""Open tasks: what is exact is rated by what it takes, and what comes to mind first is not enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from torch import Tensor, nn
+
+from course_lib.classroom.checks.exercise import Exercise, rated
+from course_lib.classroom.checks.part import changed
+from course_lib.classroom.checks.verdict import Verdict
+from lessons.L02_data_parallelism.checks_averaging import in_buckets
+from lessons.L04_layerwise_model_parallelism.checks import sample_by_sample
+from lessons.L05_pipeline_parallelism.checks import halves, in_halves
+from lessons.L06_tensor_parallelism.checks import one_after_the_other, with_one_f_and_g
+from lessons.L08_combining_mechanisms.checks import completed, in_turn
+from tests.lessons.parts import checks
+from tests.lessons.test_bank import verdicts_on
+
+TASKS = [part for part in checks.PARTS if part.budget]
+SHARES = {"out of budget": 0.0, "met": 0.6, "good": 0.8, "best known": 1.0}
+
+
+def buckets(size: int) -> Callable[..., object]:
+    def program(model: nn.Module, loss: Tensor) -> None:
+        in_buckets(model, loss, size)
+
+    return program
+
+
+def pieces(size: int) -> Callable[..., object]:
+    return changed(sample_by_sample, f"of_{size}", "None, 1", f"None, {size}")
+
+
+def micro_batches(size: int) -> Callable[..., object]:
+    return changed(in_halves, f"of_{size}", halves, f"[*map(len, inputs.split({size}))]")
+
+
+f, g = "conjugate(x, unchanged, summed)", "conjugate({}, summed, unchanged)"
+one_f = changed(
+    one_after_the_other, "one_f", f"first({f})", "first(own)", f"second({f})", "second(own)", "y = ", f"own = {f}; y = "
+)
+one_g = changed(with_one_f_and_g, "one_g", "second(own)", f"second({f})")
+first_alone = changed(in_turn, "replicas_last", '("dp", "tp", "pp")', '("tp", "pp", "dp")')
+EXPECTED: dict[Exercise, dict[Callable[..., object], int]] = {
+    checks.faster_backward: {buckets(1): 0, buckets(10**9): 0, buckets(272): 1, buckets(1088): 2, buckets(816): 3},
+    checks.lighter_step: {pieces(32): 0, pieces(16): 1, pieces(8): 2, pieces(2): 2},
+    checks.faster_pipeline: {micro_batches(12): 0, micro_batches(2): 0, micro_batches(3): 1, micro_batches(6): 2},
+    checks.faster_block: {one_f: 1, one_g: 1},
+    checks.faster_completion: {first_alone: 0, completed: 2},
+}
+each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+
+
+def solutions(task: Exercise) -> dict[Callable[..., object], int]:
+    assert task.budget
+    *_, best = task.budget
+    return {task.right: 0, **EXPECTED[task], best: 3}
+
+
+@each_task
+def test_all_of_them_are_exact(task: Exercise) -> None:
+    assert verdicts_on(task, [*solutions(task)]) == {}
+
+
+@each_task
+def test_each_is_put_on_the_scale(task: Exercise) -> None:
+    assert task.budget
+    passed, levels = Verdict(task.name, "passed", "Exact.", share=1.0), [*SHARES]
+    for program, level in solutions(task).items():
+        verdict = rated(passed, task, task.budget, task.run([program], task.price_case))
+        assert verdict.message.endswith(f"{task.budget[0]}: {levels[level]}."), program.__name__
+        assert (verdict.share, verdict.passed) == (SHARES[levels[level]], level > 0)
+
+
+def test_a_check_shows_three_timelines_and_the_step_as_given_earns_nothing() -> None:
+    verdict = checks.faster_block(one_after_the_other)
+    assert (verdict.outcome, verdict.share) == ("price", 0.0)
+    assert dict(verdict.facts)["The scale"] == "660 as given, 530 met, 400 good, 390 best known"
+    assert verdict.idle and [*verdict.idle.beside] == ["as given", "best known"]
+    shown = verdict.idle._repr_mimebundle_()
+    assert shown["text/html"].count("<img") + shown["text/html"].count("<svg") == 3
+    assert "as given\n" in shown["text/plain"]
+
+
+def test_a_solution_that_is_not_exact_earns_nothing_however_many_cases_it_passes() -> None:
+    wrong = changed(in_halves, "for_even_minibatches", "len(inputs) - len(inputs) // 2]", "len(inputs) // 2]")
+    assert checks.faster_pipeline(wrong).share == 0
