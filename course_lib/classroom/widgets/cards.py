@@ -241,7 +241,7 @@ class Card:
     def _run_the_room_s_answer(self) -> list[Feedback]:
         form: Any = self.question.form
         answer = form.read(self.field.answer)
-        return [Feedback(form.words(answer), form.run(answer))]
+        return [Feedback("", form.run(answer), title=form.words(answer))]
 
     def _timed(self, run: Callable[[], list[Feedback]]) -> list[Feedback]:
         """Show that a run is in progress and, if it has run before, how much longer it takes."""
