@@ -66,6 +66,7 @@ def take_the_place_of(asking: socket.socket) -> list[str]:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
+    sys.path[:0] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     atexit.register(asking.sendall, b".")  # first, so that it runs last
 
     def end_with_it() -> None:

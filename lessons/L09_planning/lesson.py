@@ -648,7 +648,7 @@ print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, o
 # - **Mixtures of experts.** On {{mixed.n}} of their steps the planner is off by {{mixed.mean:.1%}} without their
 #   source, and by {{mixed_row.mean:.1%}} after one step of the same model; runs that one table prints as equal are
 #   {{alike:.1%}} off their own mean. Say with `Plan(dispatch=...)` how tokens reach their experts, which matters most,
-#   and measure a step of your model before you choose between plans that differ by less than a tenth.
+#   and measure a step of your model before you choose between plans that differ by less than that.
 # - **What nobody published.** No published step stands behind zero-bubble schedules here, and on each device there is a
 #   largest published run. What lies beyond is extrapolated, and `why` says so.
 #

@@ -154,11 +154,11 @@ def test_the_table_counts_by_lesson() -> None:
 
 def test_the_table_counts_the_parts_of_exercises() -> None:
     found = [Note("2026-03-01", "ran", "split_batch", 0, "padded", False), note("ran", "b", True)]
-    assert "exercise 02_data_parallelism: 0 of 4 done" in table(found, EXERCISES)
+    assert "exercise 02_data_parallelism: 0 of 5 done" in table(found, EXERCISES)
     (row,) = (line for line in table(found, EXERCISES).splitlines() if line.startswith("  split_batch"))
     assert "Split a minibatch" in row and row.endswith("not right yet; last answer: padded")
     done = table([*found, Note("2026-03-01", "ran", "split_batch", 0, "passed", True)], EXERCISES)
-    assert "exercise 02_data_parallelism: 1 of 4 done" in done and "right at try 2" in done
+    assert "exercise 02_data_parallelism: 1 of 5 done" in done and "right at try 2" in done
 
 
 def test_reading_needs_nothing_but_the_standard_library() -> None:

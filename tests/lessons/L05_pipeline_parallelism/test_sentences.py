@@ -136,8 +136,8 @@ PROOFS: Proofs = {
     "With 64 stages and 64 samples the bubble is half of the time.": lambda: round(63 / (64 + 63), 1) == 0.5,
     "These are the real ones, on our ranks": lambda: shows(
         "launch(in_pytorch",
-        "ScheduleGPipe the same gradients as ours, to the last bit: True",
-        "Schedule1F1B  the same gradients as ours, to the last bit: True",
+        "gpipe the same gradients as ours, to the last bit: True",
+        "1f1b  the same gradients as ours, to the last bit: True",
     ),
     "With 30 samples in four of them, a rank expects 8 and is sent 7, and the run ends.": (
         unequal_micro_batches_do_not_fit
