@@ -36,6 +36,7 @@ def serve(number: int) -> None:
     """Fork a kernel for each request that arrives on the socket of this number, until this process is ended."""
     import anywidget  # noqa: F401
     import ipywidgets  # noqa: F401
+    import plotly.graph_objects  # noqa: F401
     import torch  # noqa: F401
     from ipykernel.kernelapp import IPKernelApp
 
