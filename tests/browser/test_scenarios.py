@@ -21,8 +21,8 @@ def test_a_case_with_the_mouse(lab: Any) -> None:
     button(desk, "One step of every rank, 5 minutes").click()
     expect(desk).to_contain_text("computes for", timeout=RUN)
     for device, words in (("0", "Not this one."), ("3", "Right.")):
-        desk.get_by_label("what").select_option("card")
-        desk.get_by_label("where").select_option(device)
+        desk.locator("select[name=what]").select_option("card")
+        desk.locator("select[name=place]").select_option(device)
         button(desk, "Do it").click()
         expect(desk).to_contain_text(words, timeout=RUN)
     notebook.page.locator(".jp-Notebook .jp-Cell .jp-InputArea-prompt").nth(DEBRIEF).click()
@@ -89,6 +89,6 @@ def who_sits_where_is_asked(page: Page, desk: Locator) -> None:
     tab_to(page, first)
     press(page, "Enter")
     ready(first)
-    focused(first)
+    expect(first).to_be_focused()
     expect(desk).to_contain_text("rank 0: node 0, device 0", timeout=RUN)
     expect(desk.get_by_role("status").last).to_contain_text("after 0 changes and 1 measurement")
