@@ -33,10 +33,10 @@ def kernel_in_our_place(address: str, *arguments: str) -> int:
 
 
 def serve(number: int) -> None:
-    """Fork a kernel for each request that arrives on the socket of this number, until this process is ended."""
-    import anywidget  # noqa: F401
-    import ipywidgets  # noqa: F401
-    import plotly.graph_objects  # noqa: F401
+    """Fork a kernel for each request that arrives on the socket of this number, until this process is ended.
+
+    It imports nothing that asks, when it is imported, whether it runs in a notebook, as ipywidgets does.
+    """
     import torch  # noqa: F401
     from ipykernel.kernelapp import IPKernelApp
 
