@@ -1,6 +1,7 @@
 """A plugin for pytest: kernels are forked from one process that has imported what takes each of them seconds.
 
-They are Jupyter's own kernels, in processes of their own, found under the usual name. In place of a kernel Jupyter
+They are Jupyter's own kernels, in processes of their own, found under the usual name. Tests in a browser do without:
+after a reload, a page does not find the widgets of such a kernel again. In place of a kernel Jupyter
 starts this file as a program. It asks for a fork, which takes over its environment, folder and output; either ends
 when the other does.
 """
