@@ -91,8 +91,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._buckets: list[Shards] = []
         self.inner = optimizer_cls([self._shard_out(whole, bucket_mb) for whole in self.param_groups], **kwargs)
         self._reducer = Reducer([bucket.parameters for bucket in self._buckets], self._reduce_scatter)
-        for bucket in self._buckets:
-            watch_gradients(bucket.parameters, self._gradient_is_computed)
+        for number, bucket in enumerate(self._buckets):
+            watch_gradients(bucket.parameters, self._gradient_is_computed, number)
 
     def _shard_out(self, whole: dict[str, Any], bucket_mb: float) -> dict[str, Any]:
         """The same parameter group with shards in place of parameters."""
@@ -149,10 +149,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             piece.grad = mean
 
     @torch.no_grad()
-    def _gradient_is_computed(self, parameter: nn.Parameter) -> None:
+    def _gradient_is_computed(self, number: int, parameter: nn.Parameter) -> None:
         guards.not_finished_yet(self._is_finished)
         if self.gradients == "sharded":
-            self._reducer.gradient_is_computed(parameter)
+            self._reducer.gradient_is_computed(number, parameter)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
