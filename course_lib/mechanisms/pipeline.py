@@ -71,7 +71,9 @@ def run_schedule(
     own = rank_schedule(schedule, guards.rank_for(schedule.n_ranks, group))
     modules = {stage: stage_modules[stage] for stage in own.stages}
     minibatch = _Minibatch(own, inputs, targets, loss_fn, weigh)
-    messages = StageMessages(own, group, _device(nn.ModuleList(modules.values())), minibatch.samples, way_back)
+    parameters = nn.ModuleList(modules.values()).parameters()
+    device = next((parameter.device for parameter in parameters), torch.device("cpu"))
+    messages = StageMessages(own, group, device, minibatch.samples, way_back)
     runner = StageRunner(own, modules, messages, minibatch, work or dict.fromkeys(own.stages, 1.0))
     with torch.enable_grad():
         runner.run()
@@ -114,24 +116,17 @@ class StageRunner:
             self.messages.send(Action("F", stage + 1, k), output)
 
     def backward(self, stage: int, k: int, includes: str = "weight_grad") -> None:
-        gradient = self._fetch_gradient(stage, k)
+        gradient = None if stage == self.own.last else self.messages.fetch(Action("B", stage, k))  # the loss's is 1
         x, output = self.in_flight.pop((stage, k))
         with self._mark("backward", stage, k, includes):
             if output.requires_grad:  # not if all stages so far are frozen
                 output.backward(gradient)
-        if stage:
-            self._send_gradient(stage, k, x)
+        if stage:  # and if the input was not used, the stage before still waits for a gradient, which is zero
+            self.messages.send(Action("B", stage - 1, k), torch.zeros_like(x) if x.grad is None else x.grad)
 
     def weight_gradient(self, stage: int, k: int) -> None:
         with self._mark("weight_grad", stage, k):
             self.later.pop((stage, k)).accumulate()
-
-    def _fetch_gradient(self, stage: int, k: int) -> Tensor | None:
-        return None if stage == self.own.last else self.messages.fetch(Action("B", stage, k))  # the loss's is 1
-
-    def _send_gradient(self, stage: int, k: int, x: Tensor) -> None:
-        # If the input was not used, the stage before still waits for a gradient, which is zero.
-        self.messages.send(Action("B", stage - 1, k), torch.zeros_like(x) if x.grad is None else x.grad)
 
     def _mark(self, kind: str, stage: int, k: int, includes: str = "") -> AbstractContextManager[None]:
         return compute(kind, micro_batch=k, stage=stage, work=self.work[stage], includes=includes)
@@ -157,7 +152,3 @@ class _Minibatch:
         share = loss * (self.weigh(self.targets[k]) / self.weight)
         self.loss = share.detach() if self.loss is None else self.loss + share.detach()
         return share
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

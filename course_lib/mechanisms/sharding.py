@@ -71,7 +71,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     need whole matrices (LBFGS, Adafactor, Muon) are not for shards. Move or convert a model first. A state fits the
     number of ranks that it comes from, and not another number, or a plain optimizer.
 
-    Raises ValueError for an unknown kind of gradients, and on all ranks if their parameters differ.
+    Raises ValueError, on all ranks, if their parameters differ.
     """
 
     def __init__(
@@ -84,8 +84,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         bucket_mb: float = 10,
         **kwargs: Any,
     ) -> None:
-        if gradients not in ("local", "sharded"):
-            raise ValueError(f'gradients={gradients!r} is unknown; choose "local" or "sharded"')
         super().__init__(params, optimizer_cls([torch.zeros(1)], **kwargs).defaults)
         self.group, self.gradients, self._is_finished = group, gradients, False
         self._buckets: list[Shards] = []
