@@ -71,9 +71,7 @@ def run_schedule(
     own = rank_schedule(schedule, guards.rank_for(schedule.n_ranks, group))
     modules = {stage: stage_modules[stage] for stage in own.stages}
     minibatch = _Minibatch(own, inputs, targets, loss_fn, weigh)
-    parameters = nn.ModuleList(modules.values()).parameters()
-    device = next((parameter.device for parameter in parameters), torch.device("cpu"))
-    messages = StageMessages(own, group, device, minibatch.samples, way_back)
+    messages = StageMessages(own, group, _device(nn.ModuleList(modules.values())), minibatch.samples, way_back)
     runner = StageRunner(own, modules, messages, minibatch, work or dict.fromkeys(own.stages, 1.0))
     with torch.enable_grad():
         runner.run()
@@ -152,3 +150,7 @@ class _Minibatch:
         share = loss * (self.weigh(self.targets[k]) / self.weight)
         self.loss = share.detach() if self.loss is None else self.loss + share.detach()
         return share
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
