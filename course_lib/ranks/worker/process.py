@@ -135,6 +135,8 @@ class Worker:
         self.world: messages.World | None = None
         tracer.tell = lambda error: self._send(messages.RAISED, _describe(error, "raised"))
         self.own_environment = {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank)}
+        if not place.uses_gpu:
+            self.own_environment["CUDA_VISIBLE_DEVICES"] = ""
         self.module_count = len(sys.modules)
         self.ended: list[Any] = []  # groups of the run before
         self.settings, self.filters = changes.settings(), list(warnings.filters)
@@ -248,7 +250,8 @@ class Worker:
         outcome.unfinished = sorted(self.tracer.unclaimed)
         left = [thread for thread in threading.enumerate() if thread not in own_threads and _outlasts(thread)]
         has_child = _has_child()
-        outcome.reusable = not left and not has_child
+        may_be_broken = self.place.uses_gpu and outcome.failure is not None  # no CUDA call works after one has failed
+        outcome.reusable = not (left or has_child or may_be_broken)
         outcome.has_changes = len(dist.distributed_c10d._world.pg_map) != 1 or changes.made(self.settings)
         own = [thread for thread in left if not thread.daemon or _is_students(thread)]
         if outcome.failure is None and (own or has_child):
@@ -267,11 +270,15 @@ def _seed(seed: int, uses_gpu: bool) -> None:
 
 
 class _ResultPickler(cloudpickle.Pickler):
-    """A pickler that sends the numbers of a tensor, not the whole storage of which it may be a small part."""
+    """A pickler that sends the numbers of a tensor: no GPU, and not the whole storage of which it may be a part."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, AsyncCollectiveTensor):
             return value.trigger_wait().__reduce_ex__(2)  # its data may not have arrived yet
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            copy = value.detach().cpu()
+            kind = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor.requires_grad_
+            return kind(copy, value.requires_grad).__reduce_ex__(2)
         is_plain = type(value) is torch.Tensor and value.layout == torch.strided
         if is_plain and value.untyped_storage().nbytes() > value.nbytes:
             return value.detach().clone().requires_grad_(value.requires_grad).__reduce_ex__(2)
