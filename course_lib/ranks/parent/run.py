@@ -92,11 +92,14 @@ def run_on(
     task, display = _pack(fn, args, pace), make_display(fold=purpose == "cells")
     with fenced() as interrupt, pool.borrowed(purpose, world_size, uses_gpu, interrupt) as workers:
         monitor = RunMonitor(workers, timeout, display, interrupt)
+        has_ended_well = False
         try:
             outcomes = monitor.run(task)
+            has_ended_well = True
         finally:
             display.finish()
-            workers.is_tidy = monitor.is_clean(may_keep_changes=purpose == "cells")
+            may_go_on = has_ended_well or not uses_gpu  # what CUDA and NCCL have half done breaks the next run
+            workers.is_tidy = may_go_on and monitor.is_clean(may_keep_changes=purpose == "cells")
     results = [_unpack(outcome, rank, monitor) for rank, outcome in enumerate(outcomes)]
     stdout = ["".join(texts) for texts in monitor.printed]
     return Run(results, stdout, time.perf_counter() - started, pace, outcomes)

@@ -250,8 +250,7 @@ class Worker:
         outcome.unfinished = sorted(self.tracer.unclaimed)
         left = [thread for thread in threading.enumerate() if thread not in own_threads and _outlasts(thread)]
         has_child = _has_child()
-        may_be_broken = self.place.uses_gpu and outcome.failure is not None  # no CUDA call works after one has failed
-        outcome.reusable = not (left or has_child or may_be_broken)
+        outcome.reusable = not left and not has_child
         outcome.has_changes = len(dist.distributed_c10d._world.pg_map) != 1 or changes.made(self.settings)
         own = [thread for thread in left if not thread.daemon or _is_students(thread)]
         if outcome.failure is None and (own or has_child):
