@@ -88,7 +88,9 @@ class Message:
         if total != 1:
             self._content /= total
         for (parameter, mean), is_there in zip(self._places.items(), had_one, strict=True):
-            if is_there and parameter.grad is not mean:
+            if not is_there:
+                parameter.grad = None
+            elif parameter.grad is not mean:
                 parameter.grad = mean.to(parameter.grad_dtype)
 
 
