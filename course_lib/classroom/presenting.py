@@ -42,13 +42,11 @@ def stage(root: Path, settings: Path, folder: Path, shown: Path) -> list[str]:
 def projected(cell: dict[str, Any], above: dict[str, Any] | None) -> list[dict[str, Any]]:
     """A cell prepared for a projector: code without its results, and each heading in a cell of its own, folded.
 
-    Code without any is marked by its way to scroll them, for the keys of the room: nothing is to be looked at then.
     Text right below code with results is about them; it is marked, and seen once the code has run (custom.css).
     """
     if cell["cell_type"] == "code":
         folds = {**cell["metadata"].get("jupyter", {}), "outputs_hidden": False}  # results come when it is run
-        marked = {**cell["metadata"], "jupyter": folds, "scrolled": not cell["outputs"]}
-        return [{**cell, "metadata": marked, "outputs": [], "execution_count": None}]
+        return [{**cell, "metadata": {**cell["metadata"], "jupyter": folds}, "outputs": [], "execution_count": None}]
     parts = []
     for number, text in enumerate(re.split(r"^(##+ .*)$", "".join(cell["source"]), flags=re.MULTILINE)):
         if number == 0 and text.strip() and above and above.get("outputs"):

@@ -36,7 +36,6 @@ def test_a_projected_lesson_unfolds_by_sections_and_shows_no_results(root: Path,
     assert folded == [False, True, False, True, False]
     assert len({cell["id"] for cell in cells}) == 5
     assert cells[-1]["outputs"] == [] and cells[-1]["execution_count"] is None
-    assert cells[-1]["metadata"]["scrolled"] is False  # only code that shows nothing is marked so
     assert (root / SHOWN).read_bytes() == before
 
 
