@@ -122,8 +122,8 @@ def of_calls(night: Incident) -> tuple[str, Any]:
 def shared(night: Incident, is_bad: Sequence[bool]) -> int:
     """The node at which the bad ways from each node to the next meet."""
     nodes = night.planned.nodes
-    ends = [end for place, bad in enumerate(is_bad) if bad for end in (place, (place + 1) % len(nodes))]
-    return nodes[max(range(len(nodes)), key=ends.count)]
+    ends = [end for node, bad in enumerate(is_bad) if bad for end in (node, (node + 1) % nodes)]
+    return max(range(nodes), key=ends.count)
 
 
 def of_time(night: Incident) -> tuple[str, Any] | None:
@@ -176,10 +176,10 @@ def of_numbers(night: Incident) -> tuple[str, Any]:
             return "shard", worst
         replica = worst if len(alike) == 2 else odd[0]
         return "card", night.planned.device(replica * night.planned.pp * night.planned.tp)
-    scale = facts(night, "scale")
-    if night.planned.fixed is None and numbers(scale[3])[0] > 8:
+    skipped = numbers(facts(night, "scale")[1])[1]
+    if night.planned.fixed is None and skipped > 8:
         return "setting", "fixed"
-    if "sums" in night.case.culprits and numbers(scale[3])[0] > 4:
+    if "sums" in night.case.culprits and skipped > 4:
         return "setting", "sums"
     if "rate" in night.case.culprits and numbers(facts(night, "updates")[0])[0] > 0.9:
         return "setting", "rate"

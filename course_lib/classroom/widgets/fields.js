@@ -12,6 +12,7 @@ function render({ model, el }) {
       const list = lists[name] = document.createElement("select");
       text.textContent = words;
       list.name = name;
+      list.ariaLabel = words; // a label around a list would read all its options, too
       list.dataset.lmSuppressShortcuts = "true";
       list.append(...(model.get("texts")[name] ?? []).map(value => new Option(value, value)));
       list.addEventListener("change", () => {

@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 
 from course_lib.classroom import journal
 from course_lib.classroom.pages import sections
+from course_lib.classroom.questions import checked
 from course_lib.classroom.questions.catalog import case_of
 from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.questions.prose import items
 from course_lib.classroom.questions.question import is_for_a_room
-from course_lib.classroom.scenarios.jobs import training
-from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, Culprit
+from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, Culprit, mended
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Reading, Scene, checkpoints, clock, timeline
-from course_lib.classroom.scenarios.jobs.job import REPORT, Change, Job
-from course_lib.classroom.scenarios.jobs.night import CHECKPOINT, clocked, night, reached
+from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, REPORT, Change, Job
+from course_lib.classroom.scenarios.jobs.night import night, reached
 from course_lib.classroom.scenarios.jobs.step import step
 from course_lib.figures.axis import counted
 from course_lib.ranks import Link
@@ -93,10 +93,8 @@ class Fault:
     culprits: tuple[str, ...]
 
     def variant(self, seed: int = 0) -> Incident:
-        """Draw a night. Raises ValueError for a seed that is no number from 0 to 999,999."""
-        if not isinstance(seed, int) or not 0 <= seed < 10**6:
-            raise ValueError(f"seed={seed!r} has to be a whole number from 0 to 999,999")
-        return Incident(self, seed)
+        """Draw a night. Raises ValueError for a seed that is no number from 0 to 9999."""
+        return Incident(self, checked(seed))
 
 
 @dataclass(frozen=True)
@@ -158,9 +156,8 @@ class Incident:
 
     def after(self, job: Job, now: int, stands: float, act: Act, watch: int = WATCH) -> tuple[Job, int]:
         """The job after an act, and the number of its reports by the time one looks again."""
-        one = ACTS[act.what]
-        fields = one.fields(job.at(now, always=True), self.planned, act.place)
-        stands += one.minutes + (job.patience / 60 if night(job).hung else 0)
+        fields = mended(job.at(now, always=True), self.planned, act.what, act.place)
+        stands += ACTS[act.what].minutes + (job.patience / 60 if night(job).hung else 0)
         job = job.after(Change(now, fields, 1.0, act.resume, stands))
         return job, len(night(job).reports(now + watch))
 
@@ -221,16 +218,11 @@ class Incident:
         """The speed of a job as a share of the planned one; 0 if its next steps learn something else, or never end."""
         if night(job).hung:
             return 0.0
-        one, state = job.at(now, always=True), night(job).state(now)
-        runs = [step(clocked(each, 9), saves=True) for each in (one, self.planned)]
-        nexts = (
-            (training.advance(state, each, at)[0].weights for each in (one, self.planned)) for at in range(now, now + 8)
-        )
-        learns = bool((state.weights == state.weights[:1]).all()) and all(own.equal(plan) for own, plan in nexts)
-        own, planned = (
-            run.timeline.makespan - each.saving for run, each in zip(runs, (one, self.planned), strict=True)
-        )
-        return planned / own if learns and not runs[0].hung else 0.0
+        one, weights = job.at(now, always=True), night(job).state(now).weights
+        own, planned = (step(each.clocked(CHECKPOINT - 1)) for each in (one, self.planned))
+        if own.hung or one.trained != self.planned.trained or not (weights == weights[:1]).all():
+            return 0.0
+        return (planned.timeline.makespan - self.planned.saving) / (own.timeline.makespan - one.saving)
 
     # What it costs
 
@@ -356,7 +348,7 @@ class Incident:
     def _log(self) -> list[str]:
         """Lines of the log. Which of them are traces of a culprit depends on the seed."""
         random, lines = Random(f"log {self.seed}"), listed("log")
-        a_report = REPORT * step(clocked(self.planned, 0)).timeline.makespan + self.planned.saving / CHECKPOINT
+        a_report = REPORT * step(self.planned.clocked(0)).timeline.makespan + self.planned.saving / CHECKPOINT
         onset = a_report * self._drawn[0].onset
         said = []
         for name in random.sample(list(lines), LINES):

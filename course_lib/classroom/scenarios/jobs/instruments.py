@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import NamedTuple
 
@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from course_lib import data
 from course_lib.classroom.scenarios.jobs import training
-from course_lib.classroom.scenarios.jobs.job import Job
-from course_lib.classroom.scenarios.jobs.night import CHECKPOINT, Night, clocked
+from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, Job
+from course_lib.classroom.scenarios.jobs.night import Night
 from course_lib.classroom.scenarios.jobs.step import Call, step
 from course_lib.figures import Picture, gantt, lost_time
 from course_lib.figures.axis import data_size, ticks
@@ -97,10 +97,8 @@ def _placement(scene: Scene) -> Reading:
 
 def _profile(scene: Scene) -> Reading:
     """One step of every rank. Of a job that hangs, a step before that."""
-    job = scene.job
-    if scene.night.hung:
-        job = scene.night.job.at(0)
-    line = step(clocked(job, 0).but(stuck=None)).timeline
+    job = scene.night.job.at(0) if scene.night.hung else scene.job
+    line = step(job.clocked(0)).timeline
     facts = {}
     for rank in range(job.world):
         own = [span for span in line.spans if span.rank == rank]
@@ -119,16 +117,15 @@ def _profile(scene: Scene) -> Reading:
 def _links(scene: Scene) -> Reading:
     """Test the way from each node to the next, one after the other."""
     job = scene.job
-    places = range(len(job.nodes))
-    ranks = {place: next(r for r in range(job.world) if job.place(r)[0] == place) for place in places}
-    pairs = {(a, b): (ranks[a], ranks[b]) for a, b in zip(places, [*places[1:], 0], strict=True) if a != b}
+    first = [next(rank for rank in range(job.world) if job.node(rank) == node) for node in range(job.nodes)]
+    pairs = {(node, (node + 1) % job.nodes): (rank, first[(node + 1) % job.nodes]) for node, rank in enumerate(first)}
     sent = launch(_send, job.world, (list(pairs.values()),), pace=job.pace).timeline
     spans = [span for span in sent.spans if (span.name, span.kind) == ("recv", "transfer")]
     facts = {}
     for (a, b), (_, to) in pairs.items():
         seconds = sum(span.duration for span in spans if span.rank == to)
         rate = f"{MESSAGE / seconds / 1e6:.2f} MB a second" if seconds < job.patience else "no answer"
-        facts[f"node {job.nodes[a]} to node {job.nodes[b]}"] = rate
+        facts[f"node {a} to node {b}"] = rate
     return Reading(facts)
 
 
@@ -143,18 +140,19 @@ def _send(rank: int, pairs: list[tuple[int, int]]) -> None:
 
 def _replicas(scene: Scene) -> Reading:
     """Compare replicas with the first one: their sum differs from last week's in any case, and tells nothing."""
-    sums = scene.night.state(scene.now).weights.double().sum(1).tolist()
+    weights = scene.night.state(scene.now).rows(scene.job.dp).weights
+    sums = weights.double().sum(1).tolist()
     return Reading({f"replica {n} less replica 0": _written(one - sums[0], "+.4f") for n, one in enumerate(sums) if n})
 
 
 def _scale(scene: Scene) -> Reading:
     reports = [one.learned for one in scene.night.reports(scene.now)]
-    skipped = [f"{sum(one.is_skipped for one in part)} of {LATELY}" for part in (reports[40:60], reports[-LATELY:])]
-    scales = (f"{part[-1].scale:g}" for part in (reports[:60], reports))
+    parts = {"while all was well": reports[40 : 40 + LATELY], "lately": reports[-LATELY:]}
     return Reading(
-        dict(
-            zip(("scale before midnight", "scale now", "skipped then", "skipped now"), [*scales, *skipped], strict=True)
-        )
+        {
+            when: f"a scale of {part[-1].scale:g}, {sum(one.is_skipped for one in part)} of {LATELY} updates skipped"
+            for when, part in parts.items()
+        }
     )
 
 
@@ -167,8 +165,7 @@ def _same(scene: Scene) -> Reading:
     """Give the share of replica 0 to all of them."""
     job, state = scene.job, scene.night.state(scene.now)
     batch = tuple(part[:1].expand_as(part) for part in training.minibatch(job.but(bad=None), scene.now))
-    weights = state.weights[:1].nan_to_num().expand_as(state.weights)
-    sent, _ = training.gradients(state._replace(weights=weights), job, batch, 256.0)
+    sent, _ = training.gradients(replace(state, weights=state.weights[:1].nan_to_num()), job, batch, 256.0)
     norms = (sent.float().norm(dim=1) / 256).tolist()
     return Reading({f"replica {number}": f"a gradient of norm {norm:.4f}" for number, norm in enumerate(norms)})
 

@@ -47,15 +47,11 @@ class Step(NamedTuple):
     hung: tuple[Call, ...] = ()
 
 
-def step(job: Job, saves: bool = False) -> Step:
-    """Run a step of a job, once. saves: whether it ends with a checkpoint."""
-    return _run(job, saves)
-
-
 @lru_cache(maxsize=256)
-def _run(job: Job, saves: bool) -> Step:
+def step(job: Job) -> Step:
+    """Run a step of a job. Its last part is a checkpoint, unless that takes 0 seconds."""
     try:
-        run = launch(_step, job.world, (job, saves), pace=job.pace, timeout=60)
+        run = launch(_step, job.world, (job,), pace=job.pace, timeout=60)
     except (Deadlock, RankFailed) as error:
         raised = [describe_line(f"{__file__}:{number}") for number in re.findall(_PLACE, error.details)]
         lines = [row.line if "step.py" in row.line else "".join(raised[-1:]) for row in error.report.rows]
@@ -65,7 +61,7 @@ def _run(job: Job, saves: bool) -> Step:
     return Step(after_barrier(run.timeline))
 
 
-def _step(rank: int, job: Job, saves: bool) -> None:
+def _step(rank: int, job: Job) -> None:
     mesh = Mesh(job.dp, job.pp, job.tp)
     how, where = job.stuck or ("", -1)
     agreed = _agreeing(rank, job, mesh)
@@ -86,12 +82,12 @@ def _step(rank: int, job: Job, saves: bool) -> None:
             work.wait()
     with compute("optimizer", work=1 / job.pp / job.tp):
         pass
-    if saves and rank == 0:
+    if job.saving and rank == 0:
         if job.saving > job.patience:
             storage.put(1)  # as much as it takes
         with compute("other", work=job.saving):
             storage.put(2, timeout=0)
-    if saves or (how, where) == ("empty", rank):
+    if job.saving:
         dist.broadcast(torch.zeros(1), 0)
     mesh.close()
 
