@@ -13,7 +13,7 @@ from course_lib.classroom.scenarios.jobs.night import night
 from course_lib.figures import loss_curves
 from course_lib.ranks import Link
 
-CLUSTERS = Job(dp=8, per_node=4, nodes=2, buckets=4, between=Link(0.02, 1.5e6))
+CLUSTERS = Job(dp=8, nodes=2, buckets=4, between=Link(0.02, 1.5e6))
 
 CASE = Fault(
     "S8",
@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "flat": {},
     "levels": {"together": "levels"},
     "larger": {"samples": 256},
-    "local": {"together": "node", "local": 10},
+    "local": {"together": "local"},
     "alone": {"dp": 4, "nodes": 1},
 }
 NIGHT = 6 * 3600  # seconds

@@ -21,8 +21,8 @@ def test_a_case_with_the_mouse(lab: Any) -> None:
     button(desk, "One step of every rank, 5 minutes").click()
     expect(desk).to_contain_text("computes for", timeout=RUN)
     for device, words in (("0", "Not this one."), ("3", "Right.")):
-        desk.locator("select[name=what]").select_option("card")
-        desk.locator("select[name=place]").select_option(device)
+        chosen(desk, "what").select_option("have a device replaced")
+        chosen(desk, "where").select_option(device)
         button(desk, "Do it").click()
         expect(desk).to_contain_text(words, timeout=RUN)
     notebook.page.locator(".jp-Notebook .jp-Cell .jp-InputArea-prompt").nth(DEBRIEF).click()
@@ -41,6 +41,10 @@ def test_a_case_with_the_keyboard_alone(lab: Any) -> None:
     who_sits_where_is_asked(page, run(notebook, MEASURING))
     expect(run(notebook, DEBRIEF)).to_contain_text("There is no debrief yet", timeout=RUN)
     assert notebook.errors == []
+
+
+def chosen(desk: Locator, name: str) -> Locator:
+    return desk.get_by_role("combobox", name=name, exact=True)
 
 
 def run(notebook: Any, number: int) -> Locator:
@@ -89,6 +93,6 @@ def who_sits_where_is_asked(page: Page, desk: Locator) -> None:
     tab_to(page, first)
     press(page, "Enter")
     ready(first)
-    expect(first).to_be_focused()
+    focused(first)
     expect(desk).to_contain_text("rank 0: node 0, device 0", timeout=RUN)
     expect(desk.get_by_role("status").last).to_contain_text("after 0 changes and 1 measurement")

@@ -12,7 +12,7 @@ done stands in the journal, and the night follows from it, so a restarted notebo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -28,9 +28,9 @@ from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.questions.prose import items
 from course_lib.classroom.questions.question import is_for_a_room
 from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, Culprit, mended
-from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Reading, Scene, checkpoints, clock, timeline
+from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Scene, checkpoints, clock, spent, timeline
 from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, REPORT, Change, Job
-from course_lib.classroom.scenarios.jobs.night import night, reached
+from course_lib.classroom.scenarios.jobs.night import Night, night, reached
 from course_lib.classroom.scenarios.jobs.step import step
 from course_lib.figures.axis import counted
 from course_lib.ranks import Link
@@ -64,13 +64,22 @@ class Drawn(NamedTuple):
     def change(self) -> Change:
         return Change(self.onset, {self.kind.field: self.value}, self.often)
 
+    def __str__(self) -> str:
+        noun = {"card": "device", "cable": "node"}.get(self.kind.act, self.kind.act)
+        where = "" if noun in ("setting", "restart") else f", {noun} {self.place}"
+        return f"{called(self.name)}{where}, from step {self.onset} on"
 
-class Act(NamedTuple):
-    """What was done. resume: the checkpoint from which the job went on; None: it was not started again."""
 
-    what: str
-    place: Any
-    resume: int | None
+class Story(NamedTuple):
+    """What was done so far. stands: minutes for which the job stands still since the last act.
+
+    acts: their number.  used: the measurements since.
+    """
+
+    scene: Scene
+    stands: float
+    acts: int
+    used: list[str]
 
 
 @cache
@@ -82,6 +91,15 @@ def _said() -> dict[str, str]:
 def listed(heading: str) -> dict[str, str]:
     """The items of a list, each "name: words"."""
     return dict(item.split(": ", 1) for item in items(_said()[heading]))
+
+
+def called(culprit: str) -> str:
+    return _said()[f"culprit: {culprit}"].partition("\n\n")[0]
+
+
+def placed(what: str, place: Any) -> str:
+    """The place of an act in words."""
+    return listed("settings")[place].partition(" | ")[0] if what == "setting" else str(place)
 
 
 @dataclass(frozen=True)
@@ -137,88 +155,79 @@ class Incident:
 
     # What was done
 
-    def _notes(self) -> list[journal.Note]:
-        own = (self.case.name, f"{self.case.name}_night")
-        return [note for note in journal.notes() if note.question in own and note.seed == self.seed]
-
-    def _story(self) -> tuple[Scene, float, list[Act], list[str]]:
-        """The job after all that was done, minutes for which it stands still since, the acts, and the measurements."""
-        job, now, stands, acts, used = self._at_first, self._called, 0.0, list[Act](), list[str]()
-        for note in self._notes():
-            if note.what == "measured" and note.answer not in used:
+    @property
+    def story(self) -> Story:
+        scene, stands, acts, used = Scene(night(self._at_first), self._called), 0.0, 0, list[str]()
+        for note in journal.notes():
+            if (note.question, note.seed) != (self._name, self.seed):
+                continue
+            if note.what == "ran":
+                scene, acts = self.after(scene, stands, *note.answer), acts + 1
+                stands, used = 0.0, []
+            elif note.answer not in used:
                 used.append(note.answer)
                 stands += INSTRUMENTS[note.answer].minutes if note.answer in INSTRUMENTS else REHEARSAL
-            elif note.what == "ran":
-                acts.append(Act(*note.answer))
-                job, now = self.after(job, now, stands, acts[-1])
-                stands, used = 0.0, []
-        return Scene(night(job), now), stands, acts, used
+        return Story(scene, stands, acts, used)
 
-    def after(self, job: Job, now: int, stands: float, act: Act, watch: int = WATCH) -> tuple[Job, int]:
-        """The job after an act, and the number of its reports by the time one looks again."""
-        fields = mended(job.at(now, always=True), self.planned, act.what, act.place)
-        stands += ACTS[act.what].minutes + (job.patience / 60 if night(job).hung else 0)
-        job = job.after(Change(now, fields, 1.0, act.resume, stands))
-        return job, len(night(job).reports(now + watch))
+    def after(
+        self, scene: Scene, stands: float, what: str, place: Any, resume: int | None, watch: int = WATCH
+    ) -> Scene:
+        """The job after an act, by the time one looks again."""
+        job, now = scene.night.job, scene.now
+        stands += ACTS[what].minutes + (job.patience / 60 if scene.night.hung else 0)
+        fields = mended(scene.job, self.planned, what, place)
+        after = night(job.after(Change(now, fields, 1.0, resume, stands)))
+        return Scene(after, len(after.reports(now + watch)))
 
     @property
-    def scene(self) -> Scene:
-        return self._story()[0]
+    def _name(self) -> str:
+        return f"{self.case.name}_night"
 
     def measure(self, name: str) -> Feedback:
         """Use an instrument; using it again costs again only after an act. Raises ValueError for an unknown one."""
-        if name not in INSTRUMENTS:
-            raise ValueError(f"name={name!r} is no instrument; choose one of {', '.join(INSTRUMENTS)}")
-        reading = INSTRUMENTS[name].read(self.scene)
-        if name not in self._story()[3]:
-            journal.record("measured", self.case.name, self.seed, name)
-        return _shown(INSTRUMENTS[name].title, reading)
+        _check("name", name, INSTRUMENTS)
+        reading = INSTRUMENTS[name].read(self.story.scene)
+        self._pay(name)
+        facts = bullets(f"{what}: {fact}" for what, fact in reading.facts.items())
+        return Feedback("", Outcome(None, facts, pictures=reading.pictures), title=INSTRUMENTS[name].title)
 
     def rehearse(self, name: str) -> Feedback:
         """Try a suspect on the healthy job, at another place and with another magnitude."""
-        if name not in self.case.culprits:
-            raise ValueError(f"name={name!r} is no suspect here; choose one of {', '.join(self.case.culprits)}")
-        random, key = Random(f"rehearsed {self.case.name} {self.seed} {name}"), f"rehearse {name}"
-        if key not in self._story()[3]:
-            journal.record("measured", self.case.name, self.seed, key)
-        job = self.planned.after(Change(20, {CULPRITS[name].field: CULPRITS[name].draw(random, self.planned)}))
-        scene = Scene(night(job), 60)
-        shown = Scene(scene.night, len(scene.night.reports(60)))
-        return Feedback(
-            "", Outcome(None, "From report 20 on.", pictures=(timeline(shown),)), title=f"With {self.called(name)}"
-        )
+        _check("name", name, self.case.culprits)
+        self._pay(f"rehearse {name}")
+        random, culprit = Random(f"rehearsed {self._name} {self.seed} {name}"), CULPRITS[name]
+        job = self.planned.after(Change(20, {culprit.field: culprit.draw(random, self.planned)}))
+        picture = timeline(Scene(night(job), 60))
+        return Feedback("", Outcome(None, "From report 20 on.", pictures=(picture,)), title=f"With {called(name)}")
+
+    def _pay(self, name: str) -> None:
+        if name not in self.story.used:
+            journal.record("measured", self._name, self.seed, name)
 
     def act(self, what: str, place: Any = "", resume: int | None = None) -> Feedback:
         """Do something. place: where, as the list of acts says.  resume: a checkpoint; None: the latest.
 
         Raises ValueError for what cannot be done.
         """
-        scene, stands, *_ = self._story()
-        if what not in ACTS:
-            raise ValueError(f"what={what!r} is nothing one can do; choose one of {', '.join(ACTS)}")
-        places, saved = {str(one): one for one in ACTS[what].places(scene.job)}, checkpoints(scene)
-        if str(place) not in places:
-            raise ValueError(f"place={place!r} is no place for that; choose one of {', '.join(places)}")
+        scene, stands, *_ = self.story
+        _check("what", what, ACTS)
+        _check("place", place, ACTS[what].places(scene.job))
+        saved = checkpoints(scene)
         resume = None if what == "wait" else saved[-1] if resume is None else resume
-        if resume not in (None, *saved):
-            raise ValueError(f"resume={resume!r} is no checkpoint; choose one of {', '.join(map(str, saved))}")
-        act = Act(what, places[str(place)], resume)
-        job, now = self.after(scene.night.job, scene.now, stands, act)
-        well = self.is_well(job, now)
-        journal.record("ran", f"{self.case.name}_night", self.seed, list(act), well)
+        _check("resume", resume, [None, *saved])
+        scene = self.after(scene, stands, what, place, resume)
+        well = self.speed(scene) > WELL
+        journal.record("ran", self._name, self.seed, [what, place, resume], well)
         words = "The job is as it was planned again." if well else "The job is not as it was planned."
-        picture = timeline(Scene(night(job), now))
-        return Feedback(self.in_words(act), Outcome(well, f"{words} {self.bill()}", pictures=(picture,)))
+        at = f": {placed(what, place)}" if place != "" else ""
+        done = listed("acts")[what] + at + ("" if resume is None else f", from checkpoint {resume}")
+        return Feedback(done, Outcome(well, f"{words} {self.bill()}", pictures=(timeline(scene),)))
 
-    def is_well(self, job: Job, now: int) -> bool:
-        """Whether it is as fast as planned, and learns what was planned."""
-        return self._goes_on(job, now) > WELL
-
-    def _goes_on(self, job: Job, now: int) -> float:
+    def speed(self, scene: Scene) -> float:
         """The speed of a job as a share of the planned one; 0 if its next steps learn something else, or never end."""
-        if night(job).hung:
+        if scene.night.hung:
             return 0.0
-        one, weights = job.at(now, always=True), night(job).state(now).weights
+        one, weights = scene.job, scene.night.state(scene.now).weights
         own, planned = (step(each.clocked(CHECKPOINT - 1)) for each in (one, self.planned))
         if own.hung or one.trained != self.planned.trained or not (weights == weights[:1]).all():
             return 0.0
@@ -227,57 +236,55 @@ class Incident:
     # What it costs
 
     def bill(self) -> str:
-        scene, stands, acts, used = self._story()
+        scene, stands, acts, used = self.story
         last = scene.night.reports(scene.now)[-1]
         at = clock(last.begins + last.seconds + 60 * stands)
-        return f"It is {at}, after {counted(len(acts), 'change')} and {counted(len(used), 'measurement')} since."
+        return f"It is {at}, after {counted(acts, 'change')} and {counted(len(used), 'measurement')} since."
 
-    def cost(self, job: Job, stands: float = 0.0) -> tuple[int, int]:
+    def cost(self, done: Night, stands: float = 0.0) -> tuple[int, int]:
         """The steps that a job is behind the plan, and the device-hours that makes.
 
         Until the morning it is what it has learned less than the plan. From then on, until somebody looks at it in the
         evening, it goes on as it is: at its speed, or for nothing if it hangs or does not learn what was planned.
         """
-        planned, own = night(self.planned).by(self._morning), night(job).by(self._morning - 60 * stands)
+        planned, own = night(self.planned).by(self._morning), done.by(self._morning - 60 * stands)
         behind = reached(planned, planned) - reached(own, planned)
-        behind += (1 - self._goes_on(job, len(own))) * DAY / planned[0].seconds
+        behind += (1 - self.speed(Scene(done, len(own)))) * DAY / planned[0].seconds
         seconds = behind * planned[0].seconds * self.planned.world
         return round(behind * REPORT), round(seconds / 3600)
 
     def par(self) -> tuple[int, int]:
         """The cost of the best way: the measurements that tell it, then what mends it, from the best checkpoint."""
-        return min(self.cost(job) for job in self._mended())
-
-    def _mended(self) -> Iterator[Job]:
-        told = dict.fromkeys(name for one in self._drawn for name in one.kind.told)
+        told = {name for one in self._drawn for name in one.kind.told}
         stands = sum(INSTRUMENTS[name].minutes for name in told)
-        for resume in {self._drawn[0].onset, self._last}:
-            job, now = self._at_first, self._called
-            for number, one in enumerate(self._drawn):
-                act = Act(one.kind.act, one.place, resume)
-                job, now = self.after(job, now, 0.0 if number else stands, act, watch=1)
-            yield job
+        return min(self.cost(self._mended(stands, resume)) for resume in {self._drawn[0].onset, self._last})
+
+    def _mended(self, stands: float, resume: int) -> Night:
+        scene = Scene(night(self._at_first), self._called)
+        for one in self._drawn:
+            scene = self.after(scene, stands, one.kind.act, one.place, resume, watch=1)
+            stands = 0.0
+        return scene.night
 
     def debrief(self) -> Feedback:
         """Tell what it was and what the night has cost, once the job is well, or in a room."""
-        scene, stands, acts, _ = self._story()
-        if not is_for_a_room() and not (acts and self.is_well(scene.night.job, scene.now)):
+        scene, stands, acts, _ = self.story
+        if not is_for_a_room() and not (acts and self.speed(scene) > WELL):
             return Feedback("", Outcome(None, "First make the job well again."), title="There is no debrief yet.")
-        sleep = Act("wait", "", None), Act("restart", "", self._last)
-        waited, again = (self.after(self._at_first, self._called, 0.0, act)[0] for act in sleep)
+        called = Scene(night(self._at_first), self._called)
         ways = {
-            "Yours": self.cost(scene.night.job, stands),
+            "Yours": self.cost(scene.night, stands),
             "Par": self.par(),
-            "Back to bed until the morning": self.cost(waited),
-            "Start it again, and nothing else": self.cost(again),
+            "Back to bed until the morning": self.cost(self.after(called, 0.0, "wait", "", None).night),
+            "Start it again, and nothing else": self.cost(self.after(called, 0.0, "restart", "", self._last).night),
         }
         behind = f"behind the plan at {clock(self._morning)} and until the evening"
         said = bullets(
             f"{way}: {counted(n, 'step')} {behind}, {counted(h, 'device-hour')}" for way, (n, h) in ways.items()
         )
         what = " And ".join(_said()[f"culprit: {one.name}"].partition("\n\n")[2] for one in self._drawn)
-        incident = case_of(f"{self.case.name}_night").sections["incident"].text
-        title = f"It was {' and '.join(map(self.in_brief, self._drawn))}."
+        incident = case_of(self._name).sections["incident"].text
+        title = f"It was {' and '.join(map(str, self._drawn))}."
         return Feedback("", Outcome(None, f"{what}\n\n{said}", incident), title=title)
 
     @property
@@ -287,40 +294,24 @@ class Incident:
 
     # What one sees
 
-    def called(self, culprit: str) -> str:
-        return _said()[f"culprit: {culprit}"].partition("\n\n")[0]
-
-    def in_brief(self, one: Drawn) -> str:
-        """A culprit in words, with its place and the checkpoint before it."""
-        noun = {"card": "device", "cable": "node"}.get(one.kind.act, one.kind.act)
-        where = "" if noun in ("setting", "restart") else f", {noun} {one.place}"
-        return f"{self.called(one.name)}{where}, from step {one.onset} on"
-
-    def in_words(self, act: Act) -> str:
-        place = listed("settings")[act.place].partition(" | ")[0] if act.what == "setting" else act.place
-        going_on = "" if act.resume is None else f", from checkpoint {act.resume}"
-        return f"{listed('acts')[act.what]} {place}".strip() + going_on
-
     def evidence(self) -> Feedback:
         """What everybody sees: the timeline, memory, the plan, changed settings, and lines of the log."""
-        scene = self.scene
+        scene = self.story.scene
         jobs = {"planned": self.planned, "now": scene.job}
+        planned = step(self.planned.clocked(0)).timeline
         memory = (f"{when}: {', '.join(f'{size / 1e6:.1f}' for size in job.memory)} MB" for when, job in jobs.items())
         said = {
-            "As it was planned": self.planned.configuration,
+            "As it was planned": [*self.planned.configuration, f"in a step, rank 0 {spent(planned, 0)}"],
             "Memory of each rank (modelled)": memory,
             "Settings that somebody wrote down as changed": self._settings(),
             "From the log": self._log(),
         }
         text = "\n\n".join(f"{what}:\n\n{bullets(lines)}" for what, lines in said.items())
-        words = self._page()
-        return Feedback(
-            "", Outcome(None, f"{words}\n\n{text}", pictures=(timeline(scene),)), title="What everybody sees"
-        )
+        outcome = Outcome(None, f"{self._page(scene)}\n\n{text}", pictures=(timeline(scene),))
+        return Feedback("", outcome, title="What everybody sees")
 
-    def _page(self) -> str:
+    def _page(self, scene: Scene) -> str:
         """The message that woke you: of a job that hangs, the watchdog's, from a rank that waited."""
-        scene = self.scene
         if not scene.night.hung:
             return "Somebody looked at the curves and called you. The job goes on."
         calls = scene.night.hung
@@ -370,6 +361,7 @@ class Incident:
         return {"rank": rank, "device": job.device(rank), "node": job.node(rank), "shard": random.randrange(job.dp)}
 
 
-def _shown(title: str, reading: Reading) -> Feedback:
-    facts = bullets(f"{what}: {fact}" for what, fact in reading.facts.items())
-    return Feedback("", Outcome(None, facts, pictures=reading.pictures), title=title)
+def _check(name: str, value: Any, known: Iterable[Any]) -> None:
+    """Raises ValueError for what is not known."""
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is not there; choose one of {', '.join(map(str, known))}")

@@ -24,11 +24,11 @@ from course_lib.figures.axis import data_size, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import lines_of
 from course_lib.ranks import launch
-from course_lib.timeline import COMPUTE_KINDS
+from course_lib.timeline import Timeline
 
 EVENING = 22.0  # o'clock
 MESSAGE = 5_000_000  # bytes of a message to test a link
-LATELY = 20  # reports
+LATELY = 12  # reports
 
 
 class Scene(NamedTuple):
@@ -95,22 +95,25 @@ def _placement(scene: Scene) -> Reading:
     return Reading({f"rank {rank}": f"node {job.node(rank)}, device {job.device(rank)}" for rank in range(job.world)})
 
 
+def spent(line: Timeline, rank: int) -> str:
+    """What a rank does in a step, in words."""
+    own = [span for span in line.spans if span.rank == rank and not span.background]
+    reads = sum(span.duration for span in own if span.kind == "other")
+    gradients = (s for s in line.spans if (s.rank, s.name, s.kind) == (rank, "all_reduce", "transfer") and s.bytes)
+    sent = Counter(data_size(span.bytes) for span in gradients)
+    messages = " and ".join(f"{count} of {size}" for size, count in sent.items()) or "none"
+    pieces = len({span.micro_batch for span in own if span.kind == "forward"})
+    return (
+        f"reads for {reads:.2f} s, computes for {line.busy(rank) - reads:.2f} s in {pieces} micro-batches, "
+        f"of {line.makespan:.2f} s; sends in all-reduces: {messages}"
+    )
+
+
 def _profile(scene: Scene) -> Reading:
     """One step of every rank. Of a job that hangs, a step before that."""
     job = scene.night.job.at(0) if scene.night.hung else scene.job
     line = step(job.clocked(0)).timeline
-    facts = {}
-    for rank in range(job.world):
-        own = [span for span in line.spans if span.rank == rank]
-        spent = {kind: sum(s.duration for s in own if s.kind == kind and not s.background) for kind in COMPUTE_KINDS}
-        gradients = (s for s in own if (s.name, s.kind) == ("all_reduce", "transfer") and s.bytes)
-        sent = Counter(data_size(s.bytes) for s in gradients)
-        messages = " and ".join(f"{count} of {size}" for size, count in sent.items()) or "none"
-        pieces = len({span.micro_batch for span in own if span.kind == "forward"})
-        facts[f"rank {rank}"] = (
-            f"reads for {spent['other']:.2f} s, computes for {line.busy(rank) - spent['other']:.2f} s in "
-            f"{pieces} micro-batches, of {line.makespan:.2f} s; sends in all-reduces: {messages}"
-        )
+    facts = {f"rank {rank}": spent(line, rank) for rank in range(job.world)}
     return Reading(facts, (gantt(line, title="One step"), lost_time({"one step": line}, title="Where its time goes")))
 
 
@@ -145,15 +148,14 @@ def _replicas(scene: Scene) -> Reading:
     return Reading({f"replica {n} less replica 0": _written(one - sums[0], "+.4f") for n, one in enumerate(sums) if n})
 
 
-def _scale(scene: Scene) -> Reading:
+def _updates(scene: Scene) -> Reading:
     reports = [one.learned for one in scene.night.reports(scene.now)]
-    parts = {"while all was well": reports[40 : 40 + LATELY], "lately": reports[-LATELY:]}
-    return Reading(
-        {
-            when: f"a scale of {part[-1].scale:g}, {sum(one.is_skipped for one in part)} of {LATELY} updates skipped"
-            for when, part in parts.items()
-        }
-    )
+    facts = {}
+    for when, part in {"while all was well": reports[40 : 40 + LATELY], "lately": reports[-LATELY:]}.items():
+        skipped, moved = sum(one.is_skipped for one in part), max(one.moved for one in part)
+        scale = f"a loss scale of {part[-1].scale:,.0f}"
+        facts[when] = f"{scale}; {skipped} of {LATELY} updates skipped; one moves the weights by up to {moved:.2%}"
+    return Reading(facts)
 
 
 def _gradients(scene: Scene) -> Reading:
@@ -175,12 +177,6 @@ def _samples(scene: Scene) -> Reading:
     read = [training.minibatch(job, number)[0][:, :2, :5] for number in (at - 1, at)]
     words = [[" ".join(map(data.decode, share)) for share in shares] for shares in read]
     return Reading({f"replica {n}": f"{old}, then {new}" for n, (old, new) in enumerate(zip(*words, strict=True))})
-
-
-def _updates(scene: Scene) -> Reading:
-    states = [scene.night.state(number).weights[0] for number in (scene.now - 1, scene.now)]
-    moved = (states[1] - states[0]).norm() / states[0].norm()
-    return Reading({"the last update moved the weights by": _written(moved.item(), ".2%")})
 
 
 def _recorder(scene: Scene) -> Reading:
@@ -219,12 +215,11 @@ def _written(value: float, how: str) -> str:
 
 INSTRUMENTS: dict[str, Instrument] = {
     "placement": Instrument("Who sits where", 1, _placement),
-    "scale": Instrument("The loss scale and the skipped updates", 2, _scale),
     "recorder": Instrument("The last call of each rank, and where it stands", 3, _recorder),
     "samples": Instrument("What each replica reads", 5, _samples),
     "replicas": Instrument("A sum of each replica's weights", 5, _replicas),
     "profile": Instrument("One step of every rank", 5, _profile),
-    "updates": Instrument("How far an update moves the weights", 5, _updates),
+    "updates": Instrument("The updates: loss scale, skipped ones, size", 5, _updates),
     "gradients": Instrument("Each replica's gradients, before they are added up", 10, _gradients),
     "links": Instrument("The way from each node to the next", 10, _links),
     "checkpoints": Instrument("Each of the last checkpoints, on held-out samples", 10, _checkpoints),

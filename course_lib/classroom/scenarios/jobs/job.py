@@ -26,7 +26,7 @@ FORWARD, BACKWARD, UPDATE = 0.03, 0.06, 0.2  # seconds of a device: per layer an
 ACTIVATIONS, GRADIENTS = 4_000, 80_000  # bytes of a sample between two layers; parameters of a layer
 REPORT, CHECKPOINT = 10, 10  # steps between two reports; reports between two checkpoints
 INSIDE, BETWEEN = Link(1e-3, 20e6), Link(2e-3, 2.5e6)
-LEARNED = ("rate", "master_weights", "fixed", "order", "bad", "corrupt", "local", "seed")  # of no matter to the clock
+LEARNED = ("rate", "master_weights", "fixed", "order", "bad", "corrupt", "seed")  # of no matter to the clock
 TIMED = (  # of no matter to the training
     *("layers", "buckets", "overlap", "in_turn", "between"),
     *("slow", "weak", "loading", "stuck", "saving", "patience"),
@@ -61,12 +61,12 @@ class Job:
 
     rate: the learning rate.  master_weights: whether the optimizer keeps its numbers in 32 bits.
     fixed: a loss scale that does not adapt; None: it does.  sums: the dtype in which gradients are added up.
-    together: who agrees on gradients: "all", the replicas of each "node", or "none".
-    local: steps after which nodes agree on their weights, where they agree on no gradients; 0: never (`training`).
+    together: who agrees on gradients: "all", in one ring or on two "levels"; the replicas of each "node"; or "none".
+        "local" is as "node", and all agree on their weights from time to time (`training`).
     order: of the data: "shuffled", "sorted", or "same", if all replicas read the same.
     bad: a shard with broken samples, and the share of its minibatches.
 
-    per_node, in_turn: where ranks sit on the nodes.
+    nodes, in_turn: where ranks sit: on one node after the other, or dealt out to them in turn.
     slow: a slow device, and how many times as long it takes.  corrupt: a device that computes wrong numbers.
     weak: a node whose link carries less, and what it carries.
     loading: a node that waits for its data, and how many seconds a step.  stuck: a rank that hangs, and how (`step`).
@@ -87,10 +87,8 @@ class Job:
     fixed: float | None = None
     sums: torch.dtype = torch.float32
     together: str = "all"
-    local: int = 0
     order: str = "shuffled"
     bad: tuple[int, float] | None = None
-    per_node: int = 2
     in_turn: bool = False
     nodes: int = 4
     between: Link = BETWEEN
@@ -131,13 +129,12 @@ class Job:
         return replace(self, changes=(), **{name: getattr(Job, name) for name in names})
 
     @property
-    def is_cut(self) -> bool:
-        """Whether one of its nodes cannot be reached."""
-        return self.weak is not None and self.weak[1].bandwidth < 1
-
-    @property
     def world(self) -> int:
         return self.dp * self.pp * self.tp
+
+    @property
+    def per_node(self) -> int:
+        return self.world // self.nodes
 
     @property
     def of_stages(self) -> tuple[int, ...]:
@@ -173,7 +170,7 @@ class Job:
         return [
             f"{self.dp} replicas of {self.pp} x {self.tp} devices (stages x tensor ranks), {self.per_node} on a node",
             f"{self.samples} samples in a minibatch, {self.micro_batches} micro-batches, layers {self.of_stages}",
-            f"gradients in {self.buckets} messages; a node sends {self.between.bandwidth / 1e6:.2f} MB a second",
+            f"gradients in up to {self.buckets} messages; a node sends {self.between.bandwidth / 1e6:.2f} MB a second",
             f"float16, 32-bit sums and master weights, a loss scale {scale}, a learning rate of {self.rate:g}",
         ]
 

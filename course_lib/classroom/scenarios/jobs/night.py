@@ -79,9 +79,8 @@ class Night:
         at = self._reports[-1].step + 1 if number else 0
         at = next((change.resume for change in reversed(new) if change.resume is not None), at)
         job = self.job.at(number)
-        clock, agrees = job.clocked(at), job.local and (at + 1) % job.local == 0
-        runs = [step(clock.but(saving=0.0))] * (REPORT - 1)  # and one that may be longer
-        runs.append(step(clock.but(together="all") if agrees else clock))
+        clock, last = job.clocked(at), "all" if training.agrees_on_weights(job, at) else job.together
+        runs = [*[step(clock.but(saving=0.0))] * (REPORT - 1), step(clock.but(together=last))]
         self.hung = runs[-1].hung
         if self.hung:
             return

@@ -26,6 +26,7 @@ from course_lib.mechanisms.loss_scaling import LossScaler
 from course_lib.model import TinyGPT
 
 GROWTH = 40  # good steps after which the scale grows: few, since a short training stands for a long one
+LOCAL = 10  # steps between two outer ones
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of Douillard et al. 2023, DiLoCo: Nesterov over the replicas' mean progress
 BROKEN = 2.0**10  # the weight of samples in a broken shard, where 1 is right
 WRONG, LANES = -16, 3  # a stuck sign and a stuck exponent bit, in every third number
@@ -59,6 +60,7 @@ class Learned(NamedTuple):
     """One step's report. loss: the replicas' mean.  norm: of the gradient that replica 0 applied.
 
     own: each replica's gradient norm before any sum.  scale: of the loss.  is_skipped: whether there was no update.
+    moved: the size of replica 0's update, as a share of its weights.
     """
 
     loss: float
@@ -66,6 +68,7 @@ class Learned(NamedTuple):
     own: list[float]
     scale: float
     is_skipped: bool
+    moved: float
 
 
 @cache
@@ -93,9 +96,10 @@ def advance(state: State, job: Job, step: int) -> tuple[State, Learned]:
     scale = scaler.scale_factor
     is_finite = scaler.unscale_and_update([weights])
     norms = (sent.float().norm(dim=1) / scale).tolist()
-    report = Learned(losses.mean().item(), weights.grad[0].norm().item(), norms, scale, not is_finite)
     after = _update(state, job, weights.grad) if is_finite else state
-    if job.local and (step + 1) % job.local == 0:
+    moved = ((after.weights[0] - weights[0]).norm() / weights[0].norm()).item()
+    report = Learned(losses.mean().item(), weights.grad[0].norm().item(), norms, scale, not is_finite, moved)
+    if agrees_on_weights(job, step):
         after = _agree(after)
     return replace(after, scale=scaler.scale_factor, good=scaler.finite_in_a_row), report
 
@@ -153,7 +157,7 @@ def _loss(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def _groups(job: Job) -> int:
     """The number of groups of replicas that agree on their gradients."""
-    return {"all": 1, "levels": 1, "node": min(job.nodes, job.dp), "none": job.dp}[job.together]
+    return min({"node": job.nodes, "local": job.nodes, "none": job.dp}.get(job.together, 1), job.dp)
 
 
 def _spread(rows: Tensor, count: int) -> Tensor:
@@ -174,6 +178,10 @@ def _update(state: State, job: Job, gradient: Tensor) -> State:
         amsgrad=False, beta1=0.9, beta2=0.99, lr=job.rate, weight_decay=0.01, eps=1e-8, maximize=False,
     )  # fmt: skip
     return replace(state, weights=weights.float(), mean=mean.float(), square=square.float(), updates=updates)
+
+
+def agrees_on_weights(job: Job, step: int) -> bool:
+    return job.together == "local" and (step + 1) % LOCAL == 0
 
 
 def _agree(state: State) -> State:
