@@ -168,6 +168,9 @@ def of_numbers(night: Incident) -> tuple[str, Any]:
         return "setting", "master_weights"
     if any(numbers(fact)[0] for fact in facts(night, "replicas")):
         return "setting", "together"
+    read = facts(night, "samples")
+    if "sorted" in night.case.culprits and (len(set(read)) == 1 or all(map(follows, read))):
+        return "setting", "order"
     tops = [numbers(fact)[-1] if "inf" not in fact else 1e9 for fact in facts(night, "gradients")]
     if max(tops) > 3 * sorted(tops)[len(tops) // 2 - (len(tops) == 2)]:
         worst = tops.index(max(tops))
@@ -178,14 +181,20 @@ def of_numbers(night: Incident) -> tuple[str, Any]:
         replica = worst if len(alike) == 2 else odd[0]
         return "card", night.planned.device(replica * night.planned.pp * night.planned.tp)
     (_, _, _, well), (_, skipped, _, lately) = map(numbers, facts(night, "updates"))
-    if lately > 3 * well:
+    if lately > 2 * well:
         return "setting", "rate"
     if night.planned.fixed is None and skipped > 4:
         return "setting", "fixed"
     planned = re.findall("all-reduces: (.+)", str(night.evidence()))[0]
     if "sums" in night.case.culprits and not facts(night, "profile")[0].endswith(planned):
         return "setting", "sums"
-    return "setting", "order"
+    return "wait", ""
+
+
+def follows(read: str) -> bool:
+    """Whether the second sample is one of the next after the first."""
+    first, second = ([*map(int, sample.split("+"))] for sample in read.split(",")[0].split())
+    return 0 <= 100 * (second[0] - first[0]) + second[1] - first[1] < 40
 
 
 def best(night: Incident) -> int:

@@ -330,7 +330,8 @@ class Incident:
         shown = random.sample(list(lines), SETTINGS)
         if random.random() < NOTED:
             shown = random.sample(list(dict.fromkeys([*self._guilty, *shown]))[:SETTINGS], SETTINGS)
-        return [f"{clock(3600 * random.uniform(0, 4))} {lines[name].split(' | ')[1]}" for name in shown]
+        times = sorted(3600 * random.uniform(0, 4) for _ in shown)
+        return [f"{clock(at)} {lines[name].split(' | ')[1]}" for at, name in zip(times, shown, strict=True)]
 
     @property
     def _guilty(self) -> list[str]:
