@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import lessons  # noqa: F401  (it opens its rooms)
 from course_lib.classroom.scenarios.jobs.culprits import CULPRITS
-from course_lib.classroom.scenarios.jobs.faults import Fault, Incident
+from course_lib.classroom.scenarios.jobs.faults import Incident
 
 ROOMS = ("S02_night_call", "S06_postmortem", "S07_regression", "S08_two_clusters")
 NIGHTS, CLOSE = 40, 300  # CLOSE: steps more than par that count as par
@@ -29,8 +29,8 @@ SPOILS = ("together", "master_weights", "rate", "order")  # what was learned sin
 Guess = tuple[str, Any]
 
 
-def case_of(room: str) -> Fault:
-    case: Fault = importlib.import_module(f"lessons.{room}.case").CASE
+def case_of(room: str) -> Incident:
+    case: Incident = importlib.import_module(f"lessons.{room}.case").CASE
     return case
 
 
@@ -39,7 +39,7 @@ def kind(night: Incident) -> str:
 
 
 def suspects(night: Incident) -> list[str]:
-    return [name for name in night.case.culprits if CULPRITS[name].kind == kind(night)]
+    return [name for name in night.culprits if CULPRITS[name].kind == kind(night)]
 
 
 # Guessers that measure nothing
@@ -72,7 +72,7 @@ def by_fingerprint(night: Incident, seen: Sequence[Incident]) -> str:
     def apart(a: Incident, b: Incident) -> float:
         return sum(abs(x - y) / (abs(x) + abs(y)) for x, y in zip(fingerprint(a), fingerprint(b), strict=True))
 
-    return nearest(night, seen[: 2 * len(night.case.culprits)], apart)
+    return nearest(night, seen[: 2 * len(night.culprits)], apart)
 
 
 def by_elimination(night: Incident, seen: Sequence[Incident]) -> str:
@@ -106,7 +106,7 @@ def diagnose(night: Incident) -> tuple[str, Any]:
     if night.story.scene.night.hung:
         return of_calls(night)
     reports = night.story.scene.night.reports(night.story.scene.now)
-    before, now = (sum(one.seconds for one in part) / len(part) for part in (reports[40:60], reports[-20:]))
+    before, now = (sum(one.seconds for one in part) / len(part) for part in (reports[40:60], reports[-10:]))
     return (None if 0.9 < now / before < 1.02 else of_time(night)) or of_numbers(night)
 
 
@@ -129,7 +129,7 @@ def shared(night: Incident, is_bad: Sequence[bool]) -> int:
 
 def of_time(night: Incident) -> tuple[str, Any] | None:
     planned, job = night.planned, night.planned
-    if "in_turn" in night.case.culprits and facts(night, "placement")[1].startswith("node 1"):
+    if "in_turn" in night.culprits and facts(night, "placement")[1].startswith("node 1"):
         return "setting", "in_turn"
     profile = facts(night, "profile")
     reads, computes, _ = zip(*(numbers(fact)[:3] for fact in profile), strict=True)
@@ -159,7 +159,7 @@ def of_time(night: Incident) -> tuple[str, Any] | None:
         return "cable", shared(night, slow)
     if numbers(profile[0])[2] != planned.micro_batches:
         return "setting", "micro_batches"
-    return ("setting", "overlap") if "overlap" in night.case.culprits else None
+    return ("setting", "overlap") if "overlap" in night.culprits else None
 
 
 def of_numbers(night: Incident) -> tuple[str, Any]:
@@ -169,7 +169,7 @@ def of_numbers(night: Incident) -> tuple[str, Any]:
     if any(numbers(fact)[0] for fact in facts(night, "replicas")):
         return "setting", "together"
     read = facts(night, "samples")
-    if "sorted" in night.case.culprits and (len(set(read)) == 1 or all(map(follows, read))):
+    if "sorted" in night.culprits and (len(set(read)) == 1 or all(map(follows, read))):
         return "setting", "order"
     tops = [numbers(fact)[-1] if "inf" not in fact else 1e9 for fact in facts(night, "gradients")]
     if max(tops) > 3 * sorted(tops)[len(tops) // 2 - (len(tops) == 2)]:
@@ -186,7 +186,7 @@ def of_numbers(night: Incident) -> tuple[str, Any]:
     if night.planned.fixed is None and skipped > 4:
         return "setting", "fixed"
     planned = re.findall("all-reduces: (.+)", str(night.evidence()))[0]
-    if "sums" in night.case.culprits and not facts(night, "profile")[0].endswith(planned):
+    if "sums" in night.culprits and not facts(night, "profile")[0].endswith(planned):
         return "setting", "sums"
     return "wait", ""
 

@@ -7,7 +7,7 @@ from typing import Any
 from course_lib.classroom.questions.asking import choice, each
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Seeded
-from course_lib.classroom.scenarios.jobs.faults import Fault
+from course_lib.classroom.scenarios.jobs.faults import Incident
 from course_lib.classroom.scenarios.jobs.job import Job
 from course_lib.classroom.scenarios.jobs.night import night
 from course_lib.figures import loss_curves
@@ -15,7 +15,7 @@ from course_lib.ranks import Link
 
 CLUSTERS = Job(dp=8, nodes=2, buckets=4, between=Link(0.02, 1.5e6))
 
-CASE = Fault(
+CASE = Incident(
     "S8",
     CLUSTERS,
     ("link", "batch", "buckets", "throttled", "rate", "data", "corrupt", "apart", "cut", "logging", "saving"),

@@ -4,6 +4,7 @@ function render({ model, el }) {
   said.setAttribute("role", "status");
   const lists = {};
   const show = () => {
+    const focused = group.contains(document.activeElement) && document.activeElement.name;
     const legend = document.createElement("legend");
     legend.textContent = model.get("label");
     group.replaceChildren(legend, ...Object.entries(model.get("names")).map(([name, words]) => {
@@ -23,6 +24,7 @@ function render({ model, el }) {
       return label;
     }), said);
     mark();
+    if (focused) lists[focused].focus(); // a choice may bring other lists, and a keyboard keeps its place
   };
   const mark = () => {
     for (const [name, list] of Object.entries(lists)) {

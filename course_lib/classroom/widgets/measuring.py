@@ -35,7 +35,7 @@ class Measuring:
             Button(partial(self._try, partial(variant.measure, name)), _priced(one))
             for name, one in INSTRUMENTS.items()
         ]
-        self._suspects = {called(name): name for name in variant.case.culprits}
+        self._suspects = {called(name): name for name in variant.culprits}
         self._acts = {words: name for name, words in listed("acts").items()}
         self.suspect = Fields(label="Rehearse a suspect", names={"suspect": "suspect"})
         self.suspect.texts = {"suspect": list(self._suspects)}

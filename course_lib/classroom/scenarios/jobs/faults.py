@@ -13,7 +13,7 @@ done stands in the journal, and the night follows from it, so a restarted notebo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from random import Random
@@ -32,6 +32,7 @@ from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Scene, 
 from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, REPORT, Change, Job
 from course_lib.classroom.scenarios.jobs.night import Night, night, reached
 from course_lib.classroom.scenarios.jobs.step import step
+from course_lib.classroom.scenarios.jobs.training import held_out
 from course_lib.figures.axis import counted
 from course_lib.ranks import Link
 
@@ -103,28 +104,23 @@ def placed(what: str, place: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A case. healthy: the job as planned.  culprits: names of those that it chooses among."""
+class Incident:
+    """A case, and a night of it. healthy: the job as planned.  culprits: names of those that it chooses among."""
 
     name: str
     healthy: Job
     culprits: tuple[str, ...]
+    seed: int = 0
 
     def variant(self, seed: int = 0) -> Incident:
         """Draw a night. Raises ValueError for a seed that is no number from 0 to 9999."""
-        return Incident(self, checked(seed))
-
-
-@dataclass(frozen=True)
-class Incident:
-    case: Fault
-    seed: int = 0
+        return replace(self, seed=checked(seed))
 
     @cached_property
     def _drawn(self) -> list[Drawn]:
-        random = Random(f"{self.case.name} {self.seed}")
-        chosen = [random.choice(self.case.culprits)]
-        others = [name for name in self.case.culprits if {CULPRITS[name].kind, CULPRITS[chosen[0]].kind} == BOTH]
+        random = Random(f"{self.name} {self.seed}")
+        chosen = [random.choice(self.culprits)]
+        others = [name for name in self.culprits if {CULPRITS[name].kind, CULPRITS[chosen[0]].kind} == BOTH]
         chosen += [random.choice(others)] if others and random.random() < TWO else []
         onset = 10 * random.randrange(8, 12)
         return [
@@ -135,29 +131,26 @@ class Incident:
     @cached_property
     def planned(self) -> Job:
         """The job of this night, whose links are as good as the seed has it."""
-        link, better = self.case.healthy.between, Random(f"link {self.seed}").uniform(0.8, 1.4)
-        return self.case.healthy.but(seed=self.seed, between=Link(link.latency, link.bandwidth * better))
+        link, better = self.healthy.between, Random(f"link {self.seed}").uniform(0.8, 1.4)
+        return self.healthy.but(seed=self.seed, between=Link(link.latency, link.bandwidth * better))
 
     @cached_property
-    def _called(self) -> int:
-        """The report after which somebody noticed; a job that hangs has no more."""
+    def _call(self) -> Scene:
+        """The job when somebody noticed; one that hangs has no more reports."""
+        faulty = night(self.planned.after(*(one.change for one in self._drawn)))
         wanted = self._drawn[0].onset + Random(f"called {self.seed}").randrange(28, 45)
-        return len(night(self._at_first).reports(wanted))
+        return Scene(faulty, len(faulty.reports(wanted)))
 
-    @cached_property
+    @property
     def _morning(self) -> float:
         """When the day shift comes, in seconds after the evening."""
-        return night(self._at_first).reports(self._called)[-1].begins + HOURS
-
-    @cached_property
-    def _at_first(self) -> Job:
-        return self.planned.after(*(one.change for one in self._drawn))
+        return self._call.night.reports(self._call.now)[-1].begins + HOURS
 
     # What was done
 
     @property
     def story(self) -> Story:
-        scene, stands, acts, used = Scene(night(self._at_first), self._called), 0.0, 0, list[str]()
+        scene, stands, acts, used = self._call, 0.0, 0, list[str]()
         for note in journal.notes():
             if (note.question, note.seed) != (self._name, self.seed):
                 continue
@@ -181,7 +174,7 @@ class Incident:
 
     @property
     def _name(self) -> str:
-        return f"{self.case.name}_night"
+        return f"{self.name}_night"
 
     def measure(self, name: str) -> Feedback:
         """Use an instrument; using it again costs again only after an act. Raises ValueError for an unknown one."""
@@ -193,7 +186,7 @@ class Incident:
 
     def rehearse(self, name: str) -> Feedback:
         """Try a suspect on the healthy job, at another place and with another magnitude."""
-        _check("name", name, self.case.culprits)
+        _check("name", name, self.culprits)
         self._pay(f"rehearse {name}")
         random, culprit = Random(f"rehearsed {self._name} {self.seed} {name}"), CULPRITS[name]
         job = self.planned.after(Change(20, {culprit.field: culprit.draw(random, self.planned)}))
@@ -221,7 +214,7 @@ class Incident:
         words = "The job is as it was planned again." if well else "The job is not as it was planned."
         at = f": {placed(what, place)}" if place != "" else ""
         done = listed("acts")[what] + at + ("" if resume is None else f", from checkpoint {resume}")
-        return Feedback(done, Outcome(well, f"{words} {self.bill()}", pictures=(timeline(scene),)))
+        return Feedback("", Outcome(well, words, pictures=(timeline(scene),)), title=f"Done: {done}")
 
     def speed(self, scene: Scene) -> float:
         """The speed of a job as a share of the planned one; 0 if its next steps learn something else, or never end."""
@@ -231,7 +224,7 @@ class Incident:
         own, planned = (step(each.clocked(CHECKPOINT - 1)) for each in (one, self.planned))
         if own.hung or one.trained != self.planned.trained or not (weights == weights[:1]).all():
             return 0.0
-        return (planned.timeline.makespan - self.planned.saving) / (own.timeline.makespan - one.saving)
+        return planned.timeline.makespan / own.timeline.makespan
 
     # What it costs
 
@@ -257,10 +250,12 @@ class Incident:
         """The cost of the best way: the measurements that tell it, then what mends it, from the best checkpoint."""
         told = {name for one in self._drawn for name in one.kind.told}
         stands = sum(INSTRUMENTS[name].minutes for name in told)
-        return min(self.cost(self._mended(stands, resume)) for resume in {self._drawn[0].onset, self._last})
+        saved = range(self._drawn[0].onset, self._last + 1, CHECKPOINT)
+        best = min(saved, key=lambda at: held_out(self._call.night.state(at)))
+        return min(self.cost(self._mended(stands, resume)) for resume in {saved[0], best, self._last})
 
     def _mended(self, stands: float, resume: int) -> Night:
-        scene = Scene(night(self._at_first), self._called)
+        scene = self._call
         for one in self._drawn:
             scene = self.after(scene, stands, one.kind.act, one.place, resume, watch=1)
             stands = 0.0
@@ -271,12 +266,11 @@ class Incident:
         scene, stands, acts, _ = self.story
         if not is_for_a_room() and not (acts and self.speed(scene) > WELL):
             return Feedback("", Outcome(None, "First make the job well again."), title="There is no debrief yet.")
-        called = Scene(night(self._at_first), self._called)
         ways = {
             "Yours": self.cost(scene.night, stands),
             "Par": self.par(),
-            "Back to bed until the morning": self.cost(self.after(called, 0.0, "wait", "", None).night),
-            "Start it again, and nothing else": self.cost(self.after(called, 0.0, "restart", "", self._last).night),
+            "Back to bed until the morning": self.cost(self.after(self._call, 0.0, "wait", "", None).night),
+            "Start it again, and nothing else": self.cost(self.after(self._call, 0.0, "restart", "", self._last).night),
         }
         behind = f"behind the plan at {clock(self._morning)} and until the evening"
         said = bullets(
@@ -290,7 +284,7 @@ class Incident:
     @property
     def _last(self) -> int:
         """The last checkpoint before somebody noticed."""
-        return self._called // CHECKPOINT * CHECKPOINT
+        return self._call.now // CHECKPOINT * CHECKPOINT
 
     # What one sees
 
@@ -329,13 +323,10 @@ class Incident:
         random, lines = Random(f"settings {self.seed}"), listed("settings")
         shown = random.sample(list(lines), SETTINGS)
         if random.random() < NOTED:
-            shown = random.sample(list(dict.fromkeys([*self._guilty, *shown]))[:SETTINGS], SETTINGS)
+            guilty = [one.place for one in self._drawn if one.kind.act == "setting"]
+            shown = random.sample(list(dict.fromkeys([*guilty, *shown]))[:SETTINGS], SETTINGS)
         times = sorted(3600 * random.uniform(0, 4) for _ in shown)
         return [f"{clock(at)} {lines[name].split(' | ')[1]}" for at, name in zip(times, shown, strict=True)]
-
-    @property
-    def _guilty(self) -> list[str]:
-        return [one.place for one in self._drawn if one.kind.act == "setting"]
 
     def _log(self) -> list[str]:
         """Lines of the log. Which of them are traces of a culprit depends on the seed."""
@@ -353,13 +344,13 @@ class Incident:
 
     def _places(self, random: Random, one: Drawn | None) -> dict[str, int]:
         job = self.planned
-        rank = random.randrange(job.world)
-        if one and isinstance(one.place, int):
-            act, place = one.kind.act, one.place
-            if act == "shard":
-                return {"shard": place, "rank": rank, "device": job.device(rank), "node": job.node(rank)}
-            rank = next(r for r in range(job.world) if place == (job.device(r) if act == "card" else job.node(r)))
-        return {"rank": rank, "device": job.device(rank), "node": job.node(rank), "shard": random.randrange(job.dp)}
+        rank, shard = random.randrange(job.world), random.randrange(job.dp)
+        if one and one.kind.act == "shard":
+            shard = one.place
+        elif one and isinstance(one.place, int):
+            at = job.device if one.kind.act == "card" else job.node
+            rank = next(rank for rank in range(job.world) if at(rank) == one.place)
+        return {"rank": rank, "device": job.device(rank), "node": job.node(rank), "shard": shard}
 
 
 def _check(name: str, value: Any, known: Iterable[Any]) -> None:

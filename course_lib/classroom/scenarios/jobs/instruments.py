@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import ceil, floor, isfinite
 from typing import NamedTuple
 
 import torch
@@ -42,10 +42,6 @@ class Scene(NamedTuple):
         """The settings in force; an instrument runs until what comes and goes is there."""
         return self.night.job.at(self.now, always=True)
 
-    @property
-    def lately(self) -> list[training.Learned]:
-        return [one.learned for one in self.night.reports(self.now)[-LATELY:]]
-
 
 def clock(seconds: float) -> str:
     minutes = int(EVENING * 60 + seconds / 60)
@@ -67,9 +63,9 @@ def timeline(scene: Scene) -> Picture:
     for name, curve in curves.items():
         points = [Point(hour, value) for hour, value in zip(hours, curve, strict=True) if isfinite(value)]
         low, high = min(one.y for one in points), max(one.y for one in points)
-        marks = ticks(high * 1.05, 4)
-        low = 0 if low < high / 2 else marks[1] * (low // marks[1])
-        up = Axis(name, low, high * 1.02, [mark for mark in marks if mark >= low])
+        apart = ticks(max(high - low, 0.1), 3)[1]
+        marks = [apart * n for n in range(floor(low / apart), ceil(high / apart) + 1)]
+        up = Axis(name, marks[0], marks[-1], marks)
         panels.append(Panel(across, up, [Curve(name, points, looks[name])], height=110.0))
     last = ", ".join(f"{name} {curve[-1]:.2f}" for name, curve in curves.items())
     title = "Measured on a small model: loss, gradient. Emulated, with 1% of jitter: speed"
@@ -121,20 +117,20 @@ def _links(scene: Scene) -> Reading:
     """Test the way from each node to the next, one after the other."""
     job = scene.job
     first = [next(rank for rank in range(job.world) if job.node(rank) == node) for node in range(job.nodes)]
-    pairs = {(node, (node + 1) % job.nodes): (rank, first[(node + 1) % job.nodes]) for node, rank in enumerate(first)}
-    sent = launch(_send, job.world, (list(pairs.values()),), pace=job.pace).timeline
-    spans = [span for span in sent.spans if (span.name, span.kind) == ("recv", "transfer")]
+    ways = [(first[node], first[(node + 1) % job.nodes]) for node in range(job.nodes)]
+    spans = launch(_send, job.world, (ways,), pace=job.pace).timeline.spans
     facts = {}
-    for (a, b), (_, to) in pairs.items():
-        seconds = sum(span.duration for span in spans if span.rank == to)
+    for source, target in ways:
+        received = (span for span in spans if (span.rank, span.name, span.kind) == (target, "recv", "transfer"))
+        seconds = sum(span.duration for span in received)
         rate = f"{MESSAGE / seconds / 1e6:.2f} MB a second" if seconds < job.patience else "no answer"
-        facts[f"node {a} to node {b}"] = rate
+        facts[f"node {job.node(source)} to node {job.node(target)}"] = rate
     return Reading(facts)
 
 
-def _send(rank: int, pairs: list[tuple[int, int]]) -> None:
+def _send(rank: int, ways: list[tuple[int, int]]) -> None:
     message = torch.zeros(MESSAGE, dtype=torch.uint8)
-    for source, target in pairs:
+    for source, target in ways:
         if rank == source:
             dist.send(message, target)
         if rank == target:
@@ -159,7 +155,7 @@ def _updates(scene: Scene) -> Reading:
 
 
 def _gradients(scene: Scene) -> Reading:
-    own = zip(*(one.own for one in scene.lately), strict=True)
+    own = zip(*(one.learned.own for one in scene.night.reports(scene.now)[-LATELY:]), strict=True)
     return Reading({f"replica {n}": f"norms from {min(one):.1f} to {max(one):.1f}" for n, one in enumerate(own)})
 
 

@@ -115,10 +115,14 @@ class Job:
         return replace(self, changes=(), **fields)
 
     def clocked(self, step: int) -> Job:
-        """What the clock sees at a step: settings that only change what is learned make no other step."""
+        """What the clock sees at a step: settings that only change what is learned make no other step.
+
+        A checkpoint is part of it only where something hangs. Else it just adds its time.
+        """
         saves = (step + 1) % CHECKPOINT == 0
         stuck = self.stuck if saves or (self.stuck and self.stuck[0] == "loader") else None
-        return self._as_by_default(LEARNED).but(stuck=stuck, saving=self.saving if saves else 0.0)
+        hangs = saves and (stuck or self.saving > self.patience)
+        return self._as_by_default(LEARNED).but(stuck=stuck, saving=self.saving if hangs else 0.0)
 
     @property
     def trained(self) -> Job:
@@ -166,10 +170,11 @@ class Job:
 
     @property
     def configuration(self) -> list[str]:
+        layers = ", ".join(map(str, self.of_stages))
         scale = "that adapts" if self.fixed is None else f"of {self.fixed:,.0f}"
         return [
             f"{self.dp} replicas of {self.pp} x {self.tp} devices (stages x tensor ranks), {self.per_node} on a node",
-            f"{self.samples} samples in a minibatch, {self.micro_batches} micro-batches, layers {self.of_stages}",
+            f"{self.samples} samples in a minibatch, {self.micro_batches} micro-batches, stages of {layers} layers",
             f"gradients in up to {self.buckets} messages; a node sends {self.between.bandwidth / 1e6:.2f} MB a second",
             f"float16, 32-bit sums and master weights, a loss scale {scale}, a learning rate of {self.rate:g}",
         ]

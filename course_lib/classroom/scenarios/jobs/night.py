@@ -9,12 +9,14 @@ A night grows as far as it is looked at. After a change it goes on from the one 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
 from math import inf, isnan
 from random import Random
+from statistics import fmean
 from typing import NamedTuple
 
 from course_lib.classroom.scenarios.jobs import training
-from course_lib.classroom.scenarios.jobs.job import REPORT, Job
+from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, REPORT, Job
 from course_lib.classroom.scenarios.jobs.step import Call, step
 from course_lib.classroom.scenarios.jobs.training import Learned, State
 
@@ -79,13 +81,14 @@ class Night:
         at = self._reports[-1].step + 1 if number else 0
         at = next((change.resume for change in reversed(new) if change.resume is not None), at)
         job = self.job.at(number)
-        clock, last = job.clocked(at), "all" if training.agrees_on_weights(job, at) else job.together
-        runs = [*[step(clock.but(saving=0.0))] * (REPORT - 1), step(clock.but(together=last))]
-        self.hung = runs[-1].hung
+        clock, run = job.clocked(at), step(job.clocked(at))
+        last = step(clock.but(together="all")) if training.agrees_on_weights(job, at) else run
+        self.hung = last.hung
         if self.hung:
             return
         state, learned = training.advance(self._states[number], job.trained, at)
-        seconds = sum(run.timeline.makespan for run in runs)
+        seconds = (REPORT - 1) * run.timeline.makespan + last.timeline.makespan
+        seconds += job.saving if (at + 1) % CHECKPOINT == 0 else 0.0
         seconds *= 1 + JITTER * Random(f"{self.job.seed} {number}").gauss(0, 1)
         held_out = training.held_out(state) if (at + 1) % HELD_OUT == 0 else None
         begins = self._ends + 60 * sum(change.minutes for change in new)
@@ -106,19 +109,12 @@ def reached(reports: list[Report], planned: list[Report]) -> float:
     for number, one in enumerate(planned):
         if one.learned.loss == reports[-1].learned.loss:
             return number + 1
-    best = _best(reports)[-1][1]
-    return next((at for at, loss in _best(planned) if loss <= best), planned[-1].step + 1)
+    best = _best(reports)[-1]
+    return next((HELD_OUT * (n + 1) for n, loss in enumerate(_best(planned)) if loss <= best), planned[-1].step + 1)
 
 
-def _best(reports: list[Report]) -> list[tuple[int, float]]:
+def _best(reports: list[Report]) -> list[float]:
     """The lowest mean of some evaluations up to each of them, which single ones are too noisy for."""
-    seen = [(number + 1, one.held_out) for number, one in enumerate(reports) if one.held_out is not None]
-    means = (
-        (at, sum(loss for _, loss in seen[max(n + 1 - SMOOTH, 0) : n + 1]) / min(n + 1, SMOOTH))
-        for n, (at, _) in enumerate(seen)
-    )
-    best, curve = inf, []
-    for at, mean in means:
-        best = min(best, inf if isnan(mean) else mean)
-        curve.append((at, best))
-    return curve
+    seen = [one.held_out for one in reports if one.held_out is not None]
+    means = (fmean(seen[max(n + 1 - SMOOTH, 0) : n + 1]) for n in range(len(seen)))
+    return list(accumulate((inf if isnan(mean) else mean for mean in means), min))
