@@ -53,6 +53,7 @@ def form(night: Incident) -> set[str]:
     return {*lines, *order, f"{sum(map(len, lines)) // 20} long", f"{len(lines)} lines"}
 
 
+@cache
 def fingerprint(night: Incident) -> list[float]:
     """The numbers below the curves."""
     found = re.findall(r"-?\d+\.\d+", night.evidence().outcome.pictures[0].summary)

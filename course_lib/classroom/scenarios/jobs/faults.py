@@ -320,7 +320,7 @@ class Incident:
 
     def _settings(self) -> list[str]:
         """Changed settings: harmless ones, and a culprit's a little more often than any other."""
-        random, lines = Random(f"settings {self.seed}"), listed("settings")
+        random, lines = Random(f"settings {self._name} {self.seed}"), listed("settings")
         shown = random.sample(list(lines), SETTINGS)
         if random.random() < NOTED:
             guilty = [one.place for one in self._drawn if one.kind.act == "setting"]
@@ -330,7 +330,7 @@ class Incident:
 
     def _log(self) -> list[str]:
         """Lines of the log. Which of them are traces of a culprit depends on the seed."""
-        random, lines = Random(f"log {self.seed}"), listed("log")
+        random, lines = Random(f"log {self._name} {self.seed}"), listed("log")
         a_report = REPORT * step(self.planned.clocked(0)).timeline.makespan + self.planned.saving / CHECKPOINT
         onset = a_report * self._drawn[0].onset
         said = []
