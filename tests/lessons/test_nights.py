@@ -20,7 +20,7 @@ from course_lib.classroom.runs.training import SMALL
 from course_lib.classroom.scenarios.jobs import faults, training
 from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, CUT
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, checkpoints
-from course_lib.classroom.scenarios.jobs.job import Change, Job
+from course_lib.classroom.scenarios.jobs.job import TIMED, Change, Job
 from course_lib.classroom.scenarios.jobs.night import Night, night, reached
 from course_lib.classroom.scenarios.jobs.step import step
 from course_lib.model import TinyGPT
@@ -98,6 +98,16 @@ def test_a_minibatch_is_split_over_the_replicas_that_there_are() -> None:
         inputs, targets, weight = training.minibatch(job, 3)
         assert inputs.shape[:2] == (job.dp, job.samples // job.dp) == targets.shape[:2]
         assert weight.tolist() == [1] * job.dp
+
+
+def test_what_only_the_clock_sees_trains_the_same() -> None:
+    other = {"layers": (1,), "buckets": 1, "overlap": False, "in_turn": True, "between": CUT, "slow": (0, 2.0)}
+    other |= {"weak": (0, CUT), "loading": (0, 1.0), "stuck": ("empty", 0), "saving": 0.0, "patience": 1.0}
+    assert set(other) == set(TIMED)
+    job = SMALLER.but(corrupt=1)
+    weights = training.advance(training.begin(), job, 0)[0].weights
+    for field, value in other.items():
+        assert training.advance(training.begin(), job.but(**{field: value}), 0)[0].weights.equal(weights), field
 
 
 def test_broken_samples_overflow_on_one_replica_and_stop_all_updates_until_the_scale_has_fallen() -> None:
