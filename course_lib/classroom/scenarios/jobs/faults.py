@@ -162,15 +162,13 @@ class Incident:
                 stands += INSTRUMENTS[note.answer].minutes if note.answer in INSTRUMENTS else REHEARSAL
         return Story(scene, stands, acts, used)
 
-    def after(
-        self, scene: Scene, stands: float, what: str, place: Any, resume: int | None, watch: int = WATCH
-    ) -> Scene:
+    def after(self, scene: Scene, stands: float, what: str, place: Any, resume: int | None) -> Scene:
         """The job after an act, by the time one looks again."""
         job, now = scene.night.job, scene.now
         stands += ACTS[what].minutes + (job.patience / 60 if scene.night.hung else 0)
         fields = mended(scene.job, self.planned, what, place)
         after = night(job.after(Change(now, fields, 1.0, resume, stands)))
-        return Scene(after, len(after.reports(now + watch)))
+        return Scene(after, len(after.reports(now + WATCH)))
 
     @property
     def _name(self) -> str:
@@ -257,7 +255,7 @@ class Incident:
     def _mended(self, stands: float, resume: int) -> Night:
         scene = self._call
         for one in self._drawn:
-            scene = self.after(scene, stands, one.kind.act, one.place, resume, watch=1)
+            scene = self.after(scene, stands, one.kind.act, one.place, resume)
             stands = 0.0
         return scene.night
 
