@@ -21,7 +21,7 @@ def test_a_case_with_the_mouse(lab: Any) -> None:
     button(desk, "One step of every rank, 5 minutes").click()
     expect(desk).to_contain_text("computes for", timeout=RUN)
     for device, words in (("0", "not as it was planned"), ("3", "as it was planned again")):
-        chosen(desk, "what").select_option("have a device replaced")
+        chosen(desk, "what").select_option("replace a device")
         chosen(desk, "where").select_option(device)
         button(desk, "Do it").click()
         expect(desk).to_contain_text(words, timeout=RUN)
