@@ -25,7 +25,7 @@ from course_lib.classroom.scenarios.jobs.faults import Incident
 
 ROOMS = ("S02_night_call", "S06_postmortem", "S07_regression", "S08_two_clusters")
 NIGHTS, CLOSE = 40, 300  # CLOSE: steps more than par that count as par
-SPOILS = ("together", "master_weights", "rate", "order")  # what was learned since is worth less than nothing
+SPOILS = ("together", "master_weights", "rate")  # what was learned since is worth less than nothing
 Guess = tuple[str, Any]
 
 
@@ -56,8 +56,8 @@ def form(night: Incident) -> set[str]:
 @cache
 def fingerprint(night: Incident) -> list[float]:
     """The numbers below the curves."""
-    found = re.findall(r"-?\d+\.\d+", night.evidence().outcome.pictures[0].summary)
-    return list(map(float, found))
+    found = re.findall(r"\d+\.\d+|nan|inf", night.evidence().outcome.pictures[0].summary)
+    return [float(one) if one[0].isdigit() else 1e9 for one in found]
 
 
 def nearest(night: Incident, seen: Sequence[Incident], distance: Callable[[Incident, Incident], float]) -> str:
@@ -210,7 +210,8 @@ def play(night: Incident) -> tuple[bool, int, int]:
     right = False
     for _ in range(3):
         what, place = diagnose(night)
-        spoils = what == "shard" or place in SPOILS or (what == "card" and "same" in night.story.used)
+        is_sorted = place == "order" and len(set(facts(night, "samples"))) > 1
+        spoils = what == "shard" or place in SPOILS or is_sorted or (what == "card" and "same" in night.story.used)
         right = bool(night.act(what, place, best(night) if spoils else None).outcome.right)
         if right:
             break
