@@ -1,9 +1,8 @@
 """A plugin for pytest: kernels are forked from one process that has imported what takes each of them seconds.
 
-They are Jupyter's own kernels, in processes of their own, found under the usual name. Tests in a browser do without:
-after a reload, a page does not find the widgets of such a kernel again. In place of a kernel Jupyter
-starts this file as a program. It asks for a fork, which takes over its environment, folder and output; either ends
-when the other does.
+They are Jupyter's own kernels, in processes of their own, found under the usual name. In place of a kernel Jupyter
+starts this file as a program. It asks for a fork, which takes over its environment, folder, output and process id;
+either ends when the other does.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def kernel_in_our_place(address: str, *arguments: str) -> int:
     """Have a kernel started with these arguments, and wait for its end. Returns 0, or 1 if it was killed."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
-        request = json.dumps([arguments, os.getcwd(), dict(os.environ)])
+        request = json.dumps([arguments, os.getcwd(), dict(os.environ), os.getpid()])
         socket.send_fds(server, [request.encode() + b"\n"], [0, 1, 2])
         return 0 if server.recv(1) else 1
 
@@ -61,10 +60,11 @@ def take_the_place_of(asking: socket.socket) -> list[str]:
     text, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
     while not text.endswith(b"\n"):
         text += asking.recv(1 << 20)
-    arguments, folder, variables = json.loads(text)
+    arguments, folder, variables, process = json.loads(text)
     for place, file in enumerate(files):
         os.dup2(file, place)
         os.close(file)
+    os.getpid = lambda: process  # by this number the server knows whose widgets a page that is loaded again may show
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
