@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -35,10 +36,12 @@ def kernel_in_our_place(address: str, *arguments: str) -> int:
 def serve(number: int) -> None:
     """Fork a kernel for each request that arrives on the socket of this number, until this process is ended.
 
-    It imports nothing that asks, when it is imported, whether it runs in a notebook, as ipywidgets does.
+    ipywidgets registers with a notebook when it is imported there, or else as an extension of it.
     """
-    import torch  # noqa: F401
-    from ipykernel.kernelapp import IPKernelApp
+    from ipykernel.kernelapp import IPKernelApp  # first, as it says how widgets are to talk
+
+    for name in ("ipywidgets", "anywidget", "plotly.graph_objects", "torch"):
+        importlib.import_module(name)
 
     sys.path.remove("")  # the course's folder, which a kernel finds as an installed package
     with socket.socket(fileno=number) as listener:
@@ -51,7 +54,8 @@ def serve(number: int) -> None:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
     arguments = take_the_place_of(asking)
-    IPKernelApp.launch_instance([*arguments, "--IPKernelApp.parent_handle=1"])  # it need not look for its parent
+    own = ["--IPKernelApp.parent_handle=1", "--IPKernelApp.extensions=ipywidgets"]  # it need not look for its parent
+    IPKernelApp.launch_instance([*arguments, *own])
 
 
 def take_the_place_of(asking: socket.socket) -> list[str]:
