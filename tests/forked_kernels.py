@@ -68,7 +68,7 @@ def take_the_place_of(asking: socket.socket) -> list[str]:
     for place, file in enumerate(files):
         os.dup2(file, place)
         os.close(file)
-    os.getpid = lambda: process  # by this number the server knows whose widgets a page that is loaded again may show
+    own, os.getpid = os.getpid(), lambda: process  # the server knows by it whose widgets a reloaded page may show
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
@@ -77,7 +77,7 @@ def take_the_place_of(asking: socket.socket) -> list[str]:
 
     def end_with_it() -> None:
         asking.recv(1)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(own, signal.SIGKILL)
 
     threading.Thread(target=end_with_it, daemon=True).start()
     return arguments
