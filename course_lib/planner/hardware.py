@@ -129,8 +129,8 @@ class Cluster:
             raise ValueError(f"{made}; choose 1 to {LARGEST_CLUSTER:,}")
 
     def __hash__(self) -> int:
-        """A hash of few fields, as a search computes it a hundred thousand times."""
-        return hash((self.device, self.nodes, self.devices_per_node))
+        """A hash of the fields that calibrating and planning vary; a search computes it a hundred thousand times."""
+        return hash((self.device, self.nodes, self.devices_per_node, self.matmul or 0, self.network or 0))
 
     @property
     def devices(self) -> int:

@@ -60,6 +60,12 @@ def share_launches() -> Iterator[None]:
         yield
 
 
+def test_an_exercise_compares_with_shared_launches() -> None:
+    case = checks.split_batch.all_cases(0)[0]
+    shared = observed(checks.split_batch, case)
+    assert all(seen is shared[one.program] for one, seen in checks.split_batch.run_mistakes(case).items())
+
+
 def verdicts(
     exercise: Exercise,
     programs: list[Program],
