@@ -124,10 +124,8 @@ class Evidence:
         if sends == [False, True]:
             return "Your function sends nothing that the check sees, so no rank can know what the others hold."
         if any(one.operation == "send" for seen in self.observed for one in seen.sent) and self._holes():
-            unwritten = (
-                "Your result has numbers that nobody has written. What `torch.empty` returns is filled by a message,"
-            )
-            return f"{unwritten} and only once its handle has been waited for."
+            unwritten = "Your result has nan in it. What `torch.empty` returns is nan here until a message has filled it,"
+            return f"{unwritten} and its handle has been waited for; and so is a mean of nothing."
         if rule := self.exercise.rule(self.observed):
             return rule
         if wrong and all(is_same(one.before, one.got) for one in wrong):
@@ -135,8 +133,10 @@ class Evidence:
             more = f" and {len(names) - 1} more" * (len(names) > 1)
             return f"What you compute does not reach all places. Still as before: `{names[0]}`{more}."
         if wrong and (factor := self._factor()):
+            if abs(factor - 1) < 1e-3:
+                return "Only the last digits are wrong. Where do your numbers have fewer bits than those that you got?"
             by = f"{factor:.3g} times too large" if factor > 1 else f"{1 / factor:.3g} times too small"
-            return f"Every number that is wrong is {by}. There are {len(self.observed)} ranks."
+            return f"Every number that is wrong is {by}." + f" There are {len(self.observed)} ranks." * any(sends)
         if wrong and all(is_same(_sorted(one.expected), _sorted(one.got), self.tolerance) for one in wrong):
             return "The numbers are right, and they are in the wrong order."
         if not any(sends) and not self.disagreeing:
