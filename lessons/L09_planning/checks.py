@@ -68,7 +68,9 @@ state_bytes.change("state_whole", f"adam * {order.format(1)}", "adam * mine")
 state_bytes.change("one_kind_alone", "zero >= 1", "zero == 1", "zero >= 2", "zero == 2")
 state_bytes.change("gradients_early", "zero >= 2", "zero >= 1")
 state_bytes.change("weights_whole", f"weight * {order.format(3)}", "weight * mine")
-state_bytes.change("rounded_down", "-(-mine // dp)", "mine // dp", "-(-parameters // (tp * pp))", "parameters // (tp * pp)")
+state_bytes.change(
+    "rounded_down", "-(-mine // dp)", "mine // dp", "-(-parameters // (tp * pp))", "parameters // (tp * pp)"
+)
 
 
 # Traffic

@@ -124,8 +124,10 @@ class Evidence:
         if sends == [False, True]:
             return "Your function sends nothing that the check sees, so no rank can know what the others hold."
         if any(one.operation == "send" for seen in self.observed for one in seen.sent) and self._holes():
-            unwritten = "Your result has nan in it. What `torch.empty` returns is nan here until a message has filled it,"
-            return f"{unwritten} and its handle has been waited for; and so is a mean of nothing."
+            unwritten = (
+                "Your result has nan in it. So has what `torch.empty` returns, until a message has filled it and"
+            )
+            return f"{unwritten} its handle has been waited for; and the mean of nothing is nan, too."
         if rule := self.exercise.rule(self.observed):
             return rule
         if wrong and all(is_same(one.before, one.got) for one in wrong):

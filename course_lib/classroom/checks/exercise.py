@@ -24,7 +24,7 @@ import torch.distributed as dist
 from course_lib.classroom.checks.evidence import Evidence
 from course_lib.classroom.checks.part import AMOUNTS, TIMEOUT, Budget, Case, Mistake, Observed, Part
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
-from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, discard
+from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, renew
 from course_lib.timeline import Timeline
 
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
@@ -51,7 +51,7 @@ class Exercise(Part):
 
         seed: of the numbers and sizes. Raises nothing but Stopped.
         """
-        discard("launch")  # ranks that cells may have changed
+        renew("launch")  # cells may have changed the ranks
         try:
             verdict = _examine(self, fn, seed)
         except Stopped:

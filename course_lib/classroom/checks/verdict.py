@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from html import escape
 from typing import NamedTuple
 
 from course_lib.classroom import journal
+from course_lib.classroom.questions.markup import inline
 from course_lib.timeline import Timeline
 
 HEADLINES = {
@@ -163,6 +163,4 @@ def _table(costs: Iterable[Cost]) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Text with `code` in it, as HTML."""
-    with_code = re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
-    return f"<p>{with_code}</p>".replace("\n", "<br>")
+    return f"<p>{inline(text)}</p>".replace("\n", "<br>")

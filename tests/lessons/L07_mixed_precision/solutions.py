@@ -44,13 +44,13 @@ averaged = "[dist.all_reduce(one) for one in gradients if one is not None]; opti
 
 
 def sum_by_scatter(micro_batches: Any) -> Any:
-    """Send in 16 bits, and add up in 32, on one rank for each chunk."""
+    """Send in 16 bits, add up and divide in 32, on one rank for each chunk, and round once: the exact mean."""
     n = dist.get_world_size()
-    mean = sum(gradient.float() for gradient in micro_batches) / (len(micro_batches) * n)
+    mean = sum(gradient.float() for gradient in micro_batches) / len(micro_batches)
     padded = torch.nn.functional.pad(mean, (0, -len(mean) % n)).half()
     chunks = [torch.empty_like(padded[: len(padded) // n]) for _ in range(n)]
     dist.all_to_all(chunks, list(padded.chunk(n)))
-    own = torch.stack(chunks).float().sum(0).half()
+    own = torch.stack(chunks).float().mean(0).half()
     whole = [torch.empty_like(own) for _ in range(n)]
     dist.all_gather(whole, own)
     return torch.cat(whole)[: len(mean)].float()
