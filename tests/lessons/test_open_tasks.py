@@ -81,7 +81,7 @@ def test_a_check_shows_three_timelines_and_the_step_as_given_earns_nothing() -> 
     assert verdict.idle and [*verdict.idle.beside] == ["as given", "best known"]
     shown = verdict.idle._repr_mimebundle_()
     assert shown["text/html"].count("<img") + shown["text/html"].count("<svg") == 3
-    assert "as given\n" in shown["text/plain"]
+    assert "yours\n" in shown["text/plain"] and "as given\n" in shown["text/plain"]
 
 
 def test_a_solution_that_is_not_exact_earns_nothing_however_many_cases_it_passes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from html import escape
 from typing import NamedTuple
 
 from course_lib.classroom import journal
-from course_lib.classroom.questions.markup import inline
 from course_lib.timeline import Timeline
 
 HEADLINES = {
@@ -47,7 +47,7 @@ class Idle:
     beside: dict[str, Timeline] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        best = f"the best {'known' if self.beside else 'possible'} is {self.best:.0%}"
+        best = f"{'in the best step known' if self.beside else 'the best possible is'} {self.best:.0%}"
         origin = f"({self.timeline.origin}: real messages, on the clock of other devices and links)."
         return f"Idle {self.timeline.idle_fraction():.0%} of the time; {best} {origin}"
 
@@ -55,7 +55,7 @@ class Idle:
         from course_lib.figures import gantt  # only a notebook needs it, and every rank imports this file
 
         html, plain = f"<p><b>{escape(str(self))}</b></p>", [str(self)]
-        for name, timeline in {"": self.timeline, **self.beside}.items():
+        for name, timeline in {"yours" * bool(self.beside): self.timeline, **self.beside}.items():
             picture = gantt(timeline)._repr_mimebundle_()
             html += f"<p><b>{name}</b></p>" * bool(name) + picture["text/html"]
             plain += [name] * bool(name) + [picture["text/plain"]]
@@ -163,4 +163,6 @@ def _table(costs: Iterable[Cost]) -> str:
 
 
 def _paragraph(text: str) -> str:
-    return f"<p>{inline(text)}</p>".replace("\n", "<br>")
+    """Text with `code` in it, as HTML."""
+    with_code = re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
+    return f"<p>{with_code}</p>".replace("\n", "<br>")
