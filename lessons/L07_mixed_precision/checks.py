@@ -212,14 +212,13 @@ def _sums_cases(seed: int) -> list[Case]:
 
 def _rounded_alike(observed: list[Observed]) -> list[Values]:
     """The values to compare; the true mean in place of a result that is equal to it up to rounding, on all ranks."""
-    results = [seen.values.get("the result") for seen in observed]
-    mean = torch.stack([one for seen in observed for one in seen.before.values() if isinstance(one, Tensor)])  # type: ignore[arg-type]
-    mean = mean.double().mean(0)
-    first, most = results[0], ROUNDING * float(mean.abs().max())
-    is_mean = isinstance(first, Tensor) and first.shape == mean.shape and is_same(first.double(), mean, most)
-    if not is_mean or not all(isinstance(one, Tensor) and is_same(one, first) for one in results):
+    results = [seen.values.get("the result", "") for seen in observed]
+    given = [one for seen in observed for one in seen.before.values() if isinstance(one, Tensor)]
+    first, mean = results[0], torch.stack(given).double().mean(0)
+    if not isinstance(first, Tensor) or not all(is_same(one, first) for one in results):
         return [seen.values for seen in observed]
-    return [seen.values | {"the result": mean.to(first.dtype)} for seen in observed]
+    is_mean = is_same(first.double(), mean, ROUNDING * float(mean.abs().max()))
+    return [seen.values | {"the result": mean.to(first.dtype)} if is_mean else seen.values for seen in observed]
 
 
 def _two_bytes(observed: list[Observed]) -> str:
@@ -231,8 +230,8 @@ def _two_bytes(observed: list[Observed]) -> str:
 
 
 ROUNDING = 2.0**-8  # a rank rounds once, then each sum: at most 8 times 2^-11
-price, to_mean = _sums(4, 4, "usual", 3_000), {"breach": _two_bytes, "compared": _rounded_alike}
-sum_gradients = Exercise("sum_gradients", mean_of_all, result, _sums_cases, price, PACE, rounding=ROUNDING, **to_mean)
+price, summing = _sums(4, 4, "usual", 3_000), partial(Exercise, rounding=ROUNDING, compared=_rounded_alike)
+sum_gradients = summing("sum_gradients", mean_of_all, result, _sums_cases, price, PACE, breach=_two_bytes)
 divide = "total /= n * len(micro_batches)"
 sum_gradients.change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
 sum_gradients.change("divided_by_micro_batches", divide, "total /= len(micro_batches)")

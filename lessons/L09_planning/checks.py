@@ -94,7 +94,7 @@ def _traffics(seed: int, rank: int) -> Plans:
         "ZeRO-3": [(size, layers, message, 1, 4, 1, 1, 0, 3), (size, layers, message, m, 2 + rank, 1, 1, 0, 3)],
         "tensor ranks": [(size, layers, message, 1, 1, 4, 1, 0, 0), (size, layers + 1, message, m, 2, 8, 1, 0, 0)],
         "stages": [(size, layers, message, m, 1, 1, 4, stage, 0) for stage in (0, 2, 3)],
-        "everything together": [(size, layers, message, m, 5, 4, 3, stage, 1) for stage in (0, 1)],
+        "everything together": [(size, layers, message, m, 5, 4, 3, stage, stage) for stage in (0, 1)],
     }
 
 
