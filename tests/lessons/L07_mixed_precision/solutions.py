@@ -34,7 +34,6 @@ upside_down = "return False, scale / 2", "return True, scale / 2", "return True,
 wide, step, narrow = "None if gradient is None else gradient.float()", "optimizer.step()", "weight.copy_(master)"
 each_weight = f"for weight, master in zip(weights, masters, strict=True):\n        {narrow}"
 added_to_zeros = "None if gradient is None else torch.zeros_like(master).add_(gradient)"
-zeros = "torch.zeros_like(master) if gradient is None else gradient.float()"
 other_weights = "weights[:] = [master.to(weight.dtype) for weight, master in zip(weights, masters)]"
 lower = f"{narrow}; weight.copy_(torch.where(weight > master, weight.nextafter(torch.zeros_like(weight)), weight))"
 # Ranks have different parameters here; there is nothing to average.
@@ -128,8 +127,6 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         updated,
         masters_in_other_weights=("The model's weights stay", each_weight, other_weights),
         masters_averaged=("changes `gradients[0][0]`", step, averaged),
-        # A zero gradient is not the same as None: momentum goes on.
-        masters_with_zeros_for_none=("not what was asked for", wide, zeros),
         masters_rounded_down=("not what was asked for", narrow, lower),
     ),
     checks.sum_gradients: told(
