@@ -33,7 +33,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -89,8 +89,6 @@ def parse(words: list[str]) -> argparse.Namespace:
         if run is build:
             command.add_argument("--check", action="store_true", help="change nothing; fail if out of step")
             command.add_argument("--all", action="store_true", help="also run what has not changed")
-        if run is progress:
-            command.add_argument("--reset", action="store_true", help="begin anew, after asking")
     return parser.parse_args(words)
 
 
@@ -182,7 +180,7 @@ def progress(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("COURSE_STATE", str(STATE))
     importlib.import_module("lessons")  # it says where its rooms are
     answers = importlib.import_module("course_lib.classroom.progress")
-    return answers.ask_and_reset() if arguments.reset else answers.show(ROOT / "exercises")
+    return answers.show(ROOT / "exercises")
 
 
 def hand_out(arguments: argparse.Namespace) -> int:
@@ -192,7 +190,7 @@ def hand_out(arguments: argparse.Namespace) -> int:
     prepare("authors")
     if run("lessons/build.py", "--check"):
         stop("Students would get something else than what is in lessons/, so nothing was copied.")
-    folder, solved = Path(arguments.names[0]), re.compile(r" Its solution is in .*?`solutions/`\.", re.DOTALL)
+    folder = Path(arguments.names[0])
     for name in HANDED_OUT:
         if (ROOT / name).is_dir():
             unwanted = shutil.ignore_patterns(*LEFT_OUT, *(FOR_AUTHORS if name == "lessons" else ()))
@@ -200,8 +198,6 @@ def hand_out(arguments: argparse.Namespace) -> int:
         else:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    readme = folder / "README.md"
-    readme.write_text(solved.sub("", readme.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"{folder.resolve()} is what students get. There, python3 course.py lab opens the course.")
     return 0
 
@@ -451,14 +447,31 @@ def attempt(*command: str) -> str | None:
 def alone() -> Iterator[None]:
     """Hold the lock that keeps two course.py from working on .venv at once. The system frees it if we are killed."""
     STATE.mkdir(exist_ok=True)
-    journal = importlib.import_module("course_lib.classroom.journal")  # it needs nothing of .venv
     with open(STATE / "lock", "a", encoding="utf-8") as file:
         os.set_inheritable(file.fileno(), True)
-        if not journal.try_lock(file):
+        if not try_lock(file):
             print("Another course.py is setting up .venv; waiting for it.", flush=True)
-            while not journal.try_lock(file):
+            while not try_lock(file):
                 time.sleep(0.2)
         yield
+
+
+def try_lock(file: IO[str]) -> bool:
+    """Take the lock if nobody else has it; return whether it was taken."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # a file system without locks: go on rather than wait for ever
+        return True
+    return True
 
 
 def environment() -> dict[str, str]:

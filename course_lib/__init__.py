@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from course_lib.timeline import Span, Timeline
 
 preload("course_lib.model", "course_lib.data", "course_lib.mechanisms.data_parallel")  # most functions use them
+preload("course_lib.classroom.checks.tables")  # and all checks this
 
 _HOME = {"Span": "course_lib.timeline", "Timeline": "course_lib.timeline"}
 

@@ -15,14 +15,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
-import time
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-FILE, LOCK = "answers.jsonl", "answers.lock"
+FILE = "answers.jsonl"
 
 
 class Note(NamedTuple):
@@ -60,9 +57,10 @@ def record(what: str, question: str, seed: int, answer: Any, right: bool | None 
     """Add a line. Raises OSError where nothing can be written."""
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     line = json.dumps(Note(when, what, question, seed, answer, right)._asdict(), ensure_ascii=False)
-    with _alone(), open(folder() / FILE, "ab", buffering=0) as file:
+    folder().mkdir(parents=True, exist_ok=True)
+    with open(folder() / FILE, "ab", buffering=0) as file:
         os.chmod(file.name, 0o600)  # private to the student
-        file.write(b"\n" + line.encode())  # begins a new line, also after one that a crash cut short
+        file.write(b"\n" + line.encode())  # at once, on a line of its own, also after one that a crash cut short
         os.fsync(file.fileno())
 
 
@@ -81,45 +79,7 @@ def latest(question: str, seed: int) -> Note | None:
     return next((note for note in own if note.what != "checked"), None)
 
 
-def reset() -> Path | None:
-    """Begin anew. The old file is kept under another name, which is returned; None if there was none."""
-    with _alone():
-        file = folder() / FILE
-        if not file.exists():
-            return None
-        stamp = f"{datetime.now():%Y-%m-%d-%H%M%S-%f}"
-        return file.rename(file.with_name(f"answers-until-{stamp}.jsonl"))
-
-
 def _note(line: bytes) -> Note | None:
     with contextlib.suppress(ValueError, TypeError):
         return Note(**json.loads(line))
     return None
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Keep other notebooks from writing meanwhile. The system frees the lock of a killed process."""
-    folder().mkdir(parents=True, exist_ok=True)
-    with open(folder() / LOCK, "a", encoding="utf-8") as file:
-        while not try_lock(file):
-            time.sleep(0.01)
-        yield
-
-
-def try_lock(file: IO[str]) -> bool:
-    """Take the lock if nobody else has it; return whether it was taken."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:  # a file system without locks: go on rather than wait for ever
-        return True
-    return True

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from course_lib.classroom.journal import FILE, Note, folder, notes, reset
+from course_lib.classroom.journal import FILE, Note, folder, notes
 from course_lib.classroom.questions.catalog import pages
 
 LONGEST_ANSWER = 40  # characters in a table
@@ -73,23 +72,5 @@ def _short(answer: Any) -> str:
 def show(exercises: Path) -> int:
     """Print the table, for course.py."""
     print(table(notes(), exercises))
-    print(f"\nKept in {folder() / FILE}. To begin anew: python3 course.py progress --reset")
-    return 0
-
-
-def ask_and_reset() -> int:
-    """Begin anew if the student says so, for course.py."""
-    count = len({note.question for note in notes()})
-    if not count:
-        print("Nothing has been answered yet, so there is nothing to reset.")
-        return 0
-    answer = ""
-    with contextlib.suppress(EOFError):  # there is no terminal to ask
-        answer = input(
-            f"Set aside your answers to {count} {'question' if count == 1 else 'questions and parts'}? Type yes: "
-        )
-    if answer.strip().lower() != "yes":
-        print("Nothing was changed.")
-        return 1
-    print(f"Your answers are now in {reset()}; the next one begins a new file.")
+    print(f"\nKept in {folder() / FILE}. To begin anew, give this file another name.")
     return 0

@@ -14,5 +14,5 @@ from course_lib.ranks.errors import (
 from course_lib.ranks.pace import Link, Pace
 from course_lib.ranks.parent.fork_server import warm_up
 from course_lib.ranks.parent.interrupts import fenced
-from course_lib.ranks.parent.pool import discard, discard_all
+from course_lib.ranks.parent.pool import discard_all, prepare, renew
 from course_lib.ranks.parent.run import Run, launch

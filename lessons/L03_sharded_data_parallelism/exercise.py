@@ -205,8 +205,8 @@ def train_sharded(model, batches, loss_fn, make_optimizer):
     make_optimizer: make_optimizer([tensor, ...]) is an optimizer of these tensors, as
         if you called torch.optim.AdamW([tensor, ...]). It updates each from its .grad.
 
-    A rank keeps the optimizer's state of its own shard alone. All ranks end with the
-    same parameters, bit for bit.
+    A rank keeps the optimizer's state of its own shard alone, the world_size-th part of
+    all numbers. All ranks end with the same parameters, bit for bit.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()

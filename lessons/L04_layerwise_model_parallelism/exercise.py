@@ -146,6 +146,7 @@ def forward_and_backward(stage, inputs, targets, loss_fn, width):
     Adds to the .grad of the parameters of `stage` their gradient, as loss.backward() does
     in one process. All parameters of a rank may be frozen (requires_grad=False).
     Returns the loss on the last rank, None on the others. There are at least 2 ranks.
+    When it returns, nothing is on its way any more.
     """
     ### BEGIN SOLUTION
     rank, last = dist.get_rank(), dist.get_world_size() - 1
@@ -318,7 +319,7 @@ print("four ranks:", total([range(i, i + 1) for i in range(4)]))
 # |---|---|---|
 # | a step that holds less at one time | 15 | ★★☆ |
 #
-# On a long minibatch, `forward_and_backward` holds the activations of all its samples at once. Change whatever you
+# On a minibatch of 64 samples, `forward_and_backward` holds the activations of all of them at once. Change whatever you
 # like, as long as loss and gradients stay exact: the bytes of extra memory of the rank that holds most are counted,
 # gradients included. Time is free here. Three levels are on the scale: met, good, and best known. The step as it is:
 
@@ -330,7 +331,8 @@ def lighter_step(stage, inputs, targets, loss_fn, width):
     """One training step of this rank's stage, in as little memory as you can.
 
     stage, inputs, targets, loss_fn, width: as for forward_and_backward. loss_fn is a mean
-        over its samples, and a loss of the whole minibatch is wanted.
+        over its samples, and a loss of the whole minibatch is wanted. There are 64 samples
+        where memory counts, and a few elsewhere.
 
     Returns the loss on the last rank, None elsewhere, and adds to each `parameter.grad`,
     as forward_and_backward does.

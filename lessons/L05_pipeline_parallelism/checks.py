@@ -303,7 +303,7 @@ bubble = computing(
 )
 idle, both = "1 - busy / (n * step)", "seconds([*map(sum, zip(forward, backward))])"
 bubble.change("of_computing", idle, "n * step / busy - 1")
-bubble.change("seconds_idle", idle, "n * step - busy")
+bubble.change("slowest_alone", "m * (sum(forward) + sum(backward))", "n * m * max(map(sum, zip(forward, backward)))")
 bubble.change("one_turn_more", "(m - 1)", "m")
 bubble.change("never_filled", "sum(each)", "max(each)")
 bubble.change("equal_stages", idle, "(n - 1) / (m + n - 1)")

@@ -487,7 +487,8 @@ def faster_pipeline(stage, inputs, targets, loss_fn, width):
     stage, loss_fn, width: as module, loss_fn and width for run_actions.
     inputs, targets: the whole minibatch [samples, ...], on every rank.
 
-    When it returns, each `parameter.grad` is the gradient of the mean loss over all samples.
+    When it returns, each `parameter.grad` is the gradient of the mean loss over all samples,
+    and nothing is on its way any more.
     """
     ### BEGIN SOLUTION
     sizes = [2, *map(len, inputs[2:].split(4))]  # small ones fill the pipeline and empty it sooner

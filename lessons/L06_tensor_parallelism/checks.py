@@ -177,8 +177,9 @@ levels = ("emulated milliseconds", 530, 400, with_one_f_and_g)
 faster_block = partial(Exercise, rounding=1e-12, budget=levels)(
     "faster_block", one_after_the_other, _play_block, _blocks, _block(4, 64, 16), pace
 )
-faster_block.change("without_f", "second(conjugate(x, unchanged, summed))", "second(x)")
-faster_block.change("averaged", "y + z", "(y + z) / dist.get_world_size()")
+f = "(conjugate(x, unchanged, summed))"
+faster_block.change("without_f", f"first{f}", "first(x)", f"second{f}", "second(x)")
+faster_block.change("x_added_up", "x + y", f"conjugate({f[1:-1]}, summed, unchanged) + y")
 faster_block.change("in_a_row", "second(conjugate(x,", "second(conjugate(y,")
 
 
@@ -257,9 +258,11 @@ cut_heads.change("heads_interleaved", ".view(heads, -1)", ".view(-1, heads).T")
 cut_heads.change("heads_torn", ".view(heads, -1)", "")
 cut_heads.change("bias_whole", "bias[rows]", "bias")
 cut_heads.change("out_whole", "out[:, own]", "out")
-cut_heads.change("queries_alone", make_rows, "own")
+first_keys = "torch.cat([own, hidden + torch.arange(len(own)), own + 2 * hidden])"
+cut_heads.change("keys_of_the_first_heads", make_rows, first_keys)
 cut_heads.change("keys_first", make_rows, "torch.cat([own + hidden, own, own + 2 * hidden])")
-cut_heads.change("values_first", make_rows, "torch.cat([own + 2 * hidden, own + hidden, own])")
+head_by_head = f"{make_rows}.view(3, -1, hidden // heads).transpose(0, 1).flatten()"
+cut_heads.change("head_by_head", make_rows, head_by_head)
 cut_heads.change("values_before_keys", make_rows, "torch.cat([own, own + 2 * hidden, own + hidden])")
 cut_heads.change("keys_whole", make_rows, "torch.cat([own, torch.arange(hidden, 3 * hidden)])")
 cut_heads.change("by_columns", "qkv[rows]", "qkv[:, own]")
@@ -328,7 +331,6 @@ cross_entropy = exact("cross_entropy", entropy, _play_entropy, _tokens_cases, pr
 add_up = "dist.all_reduce(sums)"
 cross_entropy.change("own_softmax", add_up, "dist.all_reduce(logit)")
 cross_entropy.change("own_softmax_in_the_gradient", "div_(total[:, None])", "div_(exponentials.sum(-1, keepdim=True))")
-cross_entropy.change("logarithms_added", add_up, f"total.log_(); {add_up}; total.exp_()")
 cross_entropy.change("own_largest", "dist.all_reduce(largest, dist.ReduceOp.MAX)", "pass")
 cross_entropy.change("one_number_for_all_targets", "logits.amax(-1)", "logits.amax().repeat(len(targets))")
 cross_entropy.change("nothing_subtracted", "logits - largest[:, None]", "logits.clone()")
@@ -336,13 +338,22 @@ kept = "clamp(0, logits.shape[-1] - 1)"
 cross_entropy.change("target_on_every_rank", "targets - first", f"(targets - first).{kept}")
 in_loss = f"logit += exponentials.gather(1, place.{kept}[:, None])[:, 0]"
 cross_entropy.change("clamped_in_the_loss", "logit[rows] = exponentials[rows, place[rows]]", in_loss)
-in_gradient = f"gradient.scatter_add_(1, place.{kept}[:, None], -torch.ones_like(total)[:, None])"
-cross_entropy.change("clamped_in_the_gradient", "gradient[rows, place[rows]] -= 1", in_gradient)
+wide, whole_mask = f"; place = place.{kept}", "((place >= 0) & (place < logits.shape[-1])).nonzero().flatten()"
+cross_entropy.change("one_token_too_many", whole_mask, whole_mask.replace("place < ", "place <= ") + wide)
 cross_entropy.change("place_from_the_end", "targets - first", "targets - first; place[place < 0] += logits.shape[-1]")
 cross_entropy.change("target_not_shifted", "= exponentials[rows, place[rows]]", "= logits[rows, place[rows]]")
 cross_entropy.change("place_not_moved", "targets - first", "targets.clone()")
-cross_entropy.change("target_not_in_the_gradient", "gradient[rows, place[rows]] -= 1", "pass")
+cross_entropy.change("first_token_left_out", "place >= 0", "place > 0")
 cross_entropy.change("gradient_of_a_sum", ".div_(len(targets))", "")
+
+
+@cross_entropy.mistake
+def own_entropies_added(logits: Tensor, targets: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    place, logits = targets - first, logits.clone().requires_grad_()
+    is_own = (place >= 0) & (place < logits.shape[-1])
+    loss = F.cross_entropy(logits, place.where(is_own, -100), reduction="sum") / len(targets)
+    loss.backward()
+    return summed(loss.detach()), logits.grad  # type: ignore[return-value]
 
 
 @cross_entropy.mistake

@@ -64,8 +64,8 @@ def column_parallel(x, weight, bias):
         have different numbers of outputs.
 
     Returns y, [..., its outputs]. When backward() is called, this rank gets the gradient
-    of its weight and of its bias, and every rank the whole gradient of x. Use conjugate
-    and dist.all_reduce, which changes the tensor that it is given.
+    of its weight and of its bias, and every rank the whole gradient of x, the same on all,
+    bit for bit. Use conjugate and dist.all_reduce, which changes the tensor that it is given.
     """
     ### BEGIN SOLUTION
     def all_reduced(gradient):

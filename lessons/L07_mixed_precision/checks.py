@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.classroom.checks.evidence import is_same
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import bytes_sent
 from course_lib.classroom.checks.part import Case, Observed, Values, result
@@ -158,19 +159,18 @@ make_wide = "gradient.float()"
 master_step.change("not_rounded", "weight.copy_(master)", "pass")
 master_step.change("other_memory", "weight.copy_(master)", "weight.data = master.detach().to(weight.dtype)")
 master_step.change("gradients_rounded", make_wide, "gradient.to(weights[0].dtype).float()")
-master_step.change("one_step_behind", "optimizer.step()", "masters, _ = [*map(torch.clone, masters)], optimizer.step()")
 master_step.change("wide_weights", "weight.copy_(master)", "weight.data = master.detach().clone()")
 from_weights = "[*map(Tensor.copy_, masters, weights)]; optimizer.step()"
 master_step.change("masters_from_weights", "optimizer.step()", from_weights)
 master_step.change("masters_rounded", "weight.copy_(master)", "master.copy_(weight.copy_(master))")
 master_step.change("gradients_add_up", make_wide, "gradient.float() + (0 if master.grad is None else master.grad)")
 master_step.change("gradient_left_over", "None if gradient is None", "master.grad if gradient is None")
+master_step.change("zero_for_none", "None if gradient is None", "torch.zeros_like(master) if gradient is None")
 
 
-@master_step.mistake
-def weights_updated(weights: list[Tensor], masters: list[Any], gradients: list[Any], optimizer: Any) -> None:
-    for weight, gradient in zip(weights, gradients, strict=True):
-        weight -= 0 if gradient is None else optimizer.param_groups[0]["lr"] * gradient
+before, all_three = "before = [*map(torch.clone, masters)]; optimizer.step()", "zip(weights, masters, before)"
+added = f"masters = [weight + (new - old).to(weight.dtype) for weight, new, old in {all_three}]"
+master_step.change("update_rounded", "optimizer.step()", f"{before}; {added}")
 
 
 # Sums
@@ -210,6 +210,17 @@ def _sums_cases(seed: int) -> list[Case]:
     return [*two, _sums(2, 64, "tiny", new=small), more[0], _sums(3, 1, "large"), more[1], _sums(4, 1, "large")]
 
 
+def _rounded_alike(observed: list[Observed]) -> list[Values]:
+    """The values to compare; the true mean in place of a result that is equal to it up to rounding, on all ranks."""
+    results = [seen.values.get("the result", "") for seen in observed]
+    given = [one for seen in observed for one in seen.before.values() if isinstance(one, Tensor)]
+    first, mean = results[0], torch.stack(given).double().mean(0)
+    if not isinstance(first, Tensor) or not all(is_same(one, first) for one in results):
+        return [seen.values for seen in observed]
+    is_mean = is_same(first.double(), mean, ROUNDING * float(mean.abs().max()))
+    return [seen.values | {"the result": mean.to(first.dtype)} if is_mean else seen.values for seen in observed]
+
+
 def _two_bytes(observed: list[Observed]) -> str:
     """Check for two bytes per number, with room for pieces that are padded, and for a scalar besides."""
     ranks, n = len(observed), observed[0].values["the result"].numel()  # type: ignore[union-attr]
@@ -218,10 +229,9 @@ def _two_bytes(observed: list[Observed]) -> str:
     return too_much * (most > least + 16)
 
 
-price, off = _sums(4, 4, "usual", 3_000), 2.0**-8  # a rank rounds once, then each sum: at most 8 times 2^-11
-sum_gradients = Exercise(
-    "sum_gradients", mean_of_all, result, _sums_cases, price, PACE, rounding=off, breach=_two_bytes
-)
+ROUNDING = 2.0**-8  # a rank rounds once, then each sum: at most 8 times 2^-11
+price, summing = _sums(4, 4, "usual", 3_000), partial(Exercise, rounding=ROUNDING, compared=_rounded_alike)
+sum_gradients = summing("sum_gradients", mean_of_all, result, _sums_cases, price, PACE, breach=_two_bytes)
 divide = "total /= n * len(micro_batches)"
 sum_gradients.change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
 sum_gradients.change("divided_by_micro_batches", divide, "total /= len(micro_batches)")
@@ -295,7 +305,7 @@ unscale_and_clip = Exercise(
     "unscale_and_clip", clipped, _play_norms, _norms_cases, price, PACE, rounding=off, compared=_view_norms
 )
 over_ranks, unscaled = "    dist.all_reduce(total)\n", "for gradient in gradients:\n        gradient /= scale"
-unscale_and_clip.change("own_norm", over_ranks, "")
+unscale_and_clip.change("own_norm", over_ranks, "    dist.all_reduce(total.clone())\n")
 unscale_and_clip.change("decided_alone", "not total.isfinite()", "not all(one.isfinite().all() for one in gradients)")
 unscale_and_clip.change("norms_added", over_ranks, f"    total.sqrt_()\n{over_ranks}    total.square_()\n")
 unscale_and_clip.change("mean_of_squares", over_ranks, f"{over_ranks}    total /= dist.get_world_size()\n")
@@ -303,7 +313,7 @@ unscale_and_clip.change("largest_norm", "(total)\n    if", "(total, dist.ReduceO
 unscale_and_clip.change("no_root", "total.sqrt()", "total")
 unscale_and_clip.change("sums_of_numbers", "gradient.square().sum()", "gradient.sum()", "total.sqrt()", "total.abs()")
 unscale_and_clip.change("each_tensor", "factor.clamp", "(max_norm / gradient.norm()).clamp")
-unscale_and_clip.change("multiplied", "gradient /= scale", "gradient *= scale")
+unscale_and_clip.change("numbers_clamped", "gradient *= factor.clamp(max=1)", "gradient.clamp_(-max_norm, max_norm)")
 unscale_and_clip.change("elsewhere", unscaled, "gradients = [one / scale for one in gradients]")
 unscale_and_clip.change("length_one", "max_norm / total.sqrt()", "1 / total.sqrt()")
 unscale_and_clip.change("never", ".clamp(max=1)", ".clamp(1, 1)")

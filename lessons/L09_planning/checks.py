@@ -66,9 +66,11 @@ state_bytes.change("replicas_cut", mine_code, "(dp * tp * pp)")
 state_bytes.change("other_order", f"adam * {order.format(1)}", f"adam * {order.format(3)}")
 state_bytes.change("state_whole", f"adam * {order.format(1)}", "adam * mine")
 state_bytes.change("one_kind_alone", "zero >= 1", "zero == 1", "zero >= 2", "zero == 2")
-state_bytes.change("gradients_late", "zero >= 2", "zero >= 3")
+state_bytes.change("gradients_early", "zero >= 2", "zero >= 1")
 state_bytes.change("weights_whole", f"weight * {order.format(3)}", "weight * mine")
-state_bytes.change("rounded_down", "-(-mine // dp)", "mine // dp")
+state_bytes.change(
+    "rounded_down", "-(-mine // dp)", "mine // dp", "-(-parameters // (tp * pp))", "parameters // (tp * pp)"
+)
 
 
 # Traffic
@@ -92,7 +94,7 @@ def _traffics(seed: int, rank: int) -> Plans:
         "ZeRO-3": [(size, layers, message, 1, 4, 1, 1, 0, 3), (size, layers, message, m, 2 + rank, 1, 1, 0, 3)],
         "tensor ranks": [(size, layers, message, 1, 1, 4, 1, 0, 0), (size, layers + 1, message, m, 2, 8, 1, 0, 0)],
         "stages": [(size, layers, message, m, 1, 1, 4, stage, 0) for stage in (0, 2, 3)],
-        "everything together": [(size, layers, message, m, 5, 4, 3, stage, 1) for stage in (0, 1)],
+        "everything together": [(size, layers, message, m, 5, 4, 3, stage, stage) for stage in (0, 1)],
     }
 
 
@@ -121,6 +123,7 @@ step_traffic.change("sum_and_then_gathered", "else 2", "else 2 + (zero == 1)")
 step_traffic.change("tensor_half", "4 * layers", "2 * layers")
 step_traffic.change("all_pieces", "(dp - 1) / dp", "(dp > 1)")
 step_traffic.change("grows", "(dp - 1) / dp", "(dp - 1)")
+step_traffic.change("scattered_alone", "else 2", "else 2 - (zero == 1)")
 step_traffic.change("all_tensor_ranks", "(tp - 1) / tp", "(tp - 1)")
 step_traffic.change("wide", "dp * 2 *", "dp * 4 *")
 step_traffic.change("every_time", "else 2", "else 2 * micro_batches")

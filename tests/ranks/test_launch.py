@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Link, Pace, RankFailed, launch
-from course_lib.ranks import discard_all
+from course_lib.ranks import discard_all, prepare, renew
+from course_lib.ranks.parent import pool
 from course_lib.ranks.parent.fork_server import SHARED
 from course_lib.timeline import compute
 
@@ -421,3 +423,15 @@ print(len(new), new.isdisjoint(two), *new)
     assert first == "3 3 1 True True"
     assert second.startswith("2 True ")
     assert not any(psutil.pid_exists(int(pid)) for pid in second.split()[2:])  # they went with the notebook
+
+
+def test_workers_that_were_prepared_run_the_first_program_and_are_renewed_only_after_it() -> None:
+    discard_all()
+    prepare("launch", 2)
+    while not (made := pool._pools.get("launch")) or len(made.started) < 2:
+        time.sleep(0.01)
+    prepared = [worker.process.pid for worker in made.started]
+    renew("launch")
+    assert launch(lambda rank: os.getpid(), 2).results == prepared
+    renew("launch")
+    assert set(launch(lambda rank: os.getpid(), 2).results).isdisjoint(prepared)

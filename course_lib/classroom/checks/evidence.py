@@ -125,9 +125,9 @@ class Evidence:
             return "Your function sends nothing that the check sees, so no rank can know what the others hold."
         if any(one.operation == "send" for seen in self.observed for one in seen.sent) and self._holes():
             unwritten = (
-                "Your result has numbers that nobody has written. What `torch.empty` returns is filled by a message,"
+                "Your result has nan in it. So has what `torch.empty` returns, until a message has filled it and"
             )
-            return f"{unwritten} and only once its handle has been waited for."
+            return f"{unwritten} its handle has been waited for; and the mean of nothing is nan, too."
         if rule := self.exercise.rule(self.observed):
             return rule
         if wrong and all(is_same(one.before, one.got) for one in wrong):
@@ -135,8 +135,7 @@ class Evidence:
             more = f" and {len(names) - 1} more" * (len(names) > 1)
             return f"What you compute does not reach all places. Still as before: `{names[0]}`{more}."
         if wrong and (factor := self._factor()):
-            by = f"{factor:.3g} times too large" if factor > 1 else f"{1 / factor:.3g} times too small"
-            return f"Every number that is wrong is {by}. There are {len(self.observed)} ranks."
+            return _by_a_factor(factor, len(self.observed) if any(sends) else 0)
         if wrong and all(is_same(_sorted(one.expected), _sorted(one.got), self.tolerance) for one in wrong):
             return "The numbers are right, and they are in the wrong order."
         if not any(sends) and not self.disagreeing:
@@ -163,6 +162,13 @@ class Evidence:
             return 0.0
         is_whole = any(abs(one - round(one)) < 1e-4 for one in (factor, 1 / factor))
         return factor if is_whole or len(expected.unique()) > 1 else 0.0
+
+
+def _by_a_factor(factor: float, ranks: int) -> str:
+    if abs(factor - 1) < 1e-3:
+        return "Only the last digits are wrong. Where do your numbers have fewer bits than those that you got?"
+    by = f"{factor:.3g} times too large" if factor > 1 else f"{1 / factor:.3g} times too small"
+    return f"Every number that is wrong is {by}." + f" There are {ranks} ranks." * bool(ranks)
 
 
 def kind(value: Value) -> str:

@@ -15,6 +15,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from course_lib.classroom.checks.evidence import Evidence
 from course_lib.classroom.checks.part import AMOUNTS, TIMEOUT, Budget, Case, Mistake, Observed, Part
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
-from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, discard
+from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, renew
 from course_lib.timeline import Timeline
 
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
@@ -34,6 +35,10 @@ UNWRITTEN = "Replace `raise NotImplementedError()` by your own lines. The hints 
 RAISED = (
     "Your function raised an exception, so its idea could not be tried. The last words of the exception usually name "
     "the thing that is not what the line takes it for; print its shape or its value just before."
+)
+IN_A_THREAD = (
+    "Your function starts a thread of its own. The emulated clock follows one thread of each rank, so a message that "
+    "another one begins is refused, and its receiver waits. `dist.isend` returns at once and needs no thread."
 )
 
 
@@ -46,7 +51,7 @@ class Exercise(Part):
 
         seed: of the numbers and sizes. Raises nothing but Stopped.
         """
-        discard("launch")  # ranks that cells may have changed
+        renew("launch")  # cells may have changed the ranks
         try:
             verdict = _examine(self, fn, seed)
         except Stopped:
@@ -105,8 +110,6 @@ def _what_is_new(case: Case, passed: list[Evidence], wrong: Verdict) -> tuple[tu
         return ()
     before = passed[-1].case.world_size
     ranks = f"{case.world_size} ranks instead of {before}"
-    if wrong.outcome == "idea" and "last digits" not in wrong.message:
-        ranks += "; is a number of ranks written into your code?"
     news = case.new or (ranks if case.world_size != before else "other sizes")
     return (("It was right before; new in this case", news),)
 
@@ -145,6 +148,8 @@ def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[
     failing = (one for one in exercise.mistakes if one.fails and cause)
     if mistakes := [one for one in failing if _fails_alike(exercise, case, one, error)]:
         return _named(Verdict(exercise.name, "idea", "", facts=facts), mistakes)
+    if {"threading", "Thread", "ThreadPoolExecutor"}.intersection(getattr(_code(fn), "co_names", ())):
+        return Verdict(exercise.name, "idea", IN_A_THREAD, facts=facts)
     if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
         return Verdict(exercise.name, "idea", error.details, facts=facts)
     if is_new and cause and kind not in MISSPELT:
@@ -175,13 +180,18 @@ def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
     """Plain words for a misspelt name or a wrong type, with a guess at the right one."""
     if "'NoneType' object has no attribute 'wait'" in text:
         return "There is no handle to wait for: without `async_op=True`, a collective is over when it returns."
-    code = getattr(fn, "__code__", None)
+    code = _code(fn)
     local = [*code.co_varnames, *code.co_names, *getattr(fn, "__globals__", {})] if code else []
     around = {*local, *dir(builtins)} if "name '" in text or "variable '" in text else {*dir(torch.Tensor), *dir(dist)}
     misspelt = re.search(r"(?:name|variable|attribute) '(\w+)'", text)
     meant = difflib.get_close_matches(misspelt[1], around - {misspelt[1]}) if misspelt else []
     advice = f" Did you mean `{meant[0]}`?" if meant else ""
     return f"Python stopped at one line; this says nothing about your idea yet.{advice}"
+
+
+def _code(fn: Callable[..., Any]) -> CodeType | None:
+    """The code of a function that is written in Python."""
+    return getattr(fn, "__code__", None)
 
 
 # The price
@@ -193,13 +203,23 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
     case = exercise.price_case
     given, best = exercise.run_right(case), exercise.run([program], case)
     yours, at_first, least = map(AMOUNTS[what], (run, given, best))
-    scale = {"out of budget": (at_first, 0.0), "met": (met, 0.6), "good": (good, 0.8), "best known": (least, 1.0)}
-    level = [name for name, (most, _) in scale.items() if yours <= most * (1 + 1e-9) or not scale[name][1]][-1]
+    level, share = _level(yours / (1 + 1e-9), met, good, least)
     text = f"{verdict.message} It takes {yours:,.0f} {what}: {level}."
     facts = (("The scale", f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known"),)
     beside = {"as given": given.timeline} | ({"best known": best.timeline} if yours > least else {})
-    idle, share = Idle(run.timeline, best.timeline.idle_fraction(), beside), scale[level][1]
+    idle = Idle(run.timeline, best.timeline.idle_fraction(), beside)
     return replace(verdict, outcome="passed" if share else "price", message=text, facts=facts, share=share, idle=idle)
+
+
+def _level(yours: float, met: float, good: float, least: float) -> tuple[str, float]:
+    """The level on the scale of an open task, and its share of the points."""
+    if yours > met:
+        return "out of budget", 0.0
+    if yours > good:
+        return "met", 0.6
+    if yours > least:
+        return "good", 0.8
+    return "best known", 1.0
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:

@@ -47,19 +47,17 @@ class Idle:
     beside: dict[str, Timeline] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        best = f"the best {'known' if self.beside else 'possible'} is {self.best:.0%}"
+        best = f"{'in the best step known' if self.beside else 'the best possible is'} {self.best:.0%}"
         origin = f"({self.timeline.origin}: real messages, on the clock of other devices and links)."
         return f"Idle {self.timeline.idle_fraction():.0%} of the time; {best} {origin}"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         from course_lib.figures import gantt  # only a notebook needs it, and every rank imports this file
 
-        html, plain = f"<p><b>{escape(str(self))}</b></p>", [str(self)]
-        for name, timeline in {"": self.timeline, **self.beside}.items():
-            picture = gantt(timeline)._repr_mimebundle_()
-            html += f"<p><b>{name}</b></p>" * bool(name) + picture["text/html"]
-            plain += [name] * bool(name) + [picture["text/plain"]]
-        return {"text/plain": "\n".join(plain), "text/html": html}
+        pairs = [gantt(self.timeline, one, names=("yours", name)) for name, one in self.beside.items()]
+        shown = [picture._repr_mimebundle_() for picture in pairs or [gantt(self.timeline)]]
+        html = f"<p><b>{escape(str(self))}</b></p>" + "".join(picture["text/html"] for picture in shown)
+        return {"text/plain": "\n".join([str(self), *(one["text/plain"] for one in shown)]), "text/html": html}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ of ```.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Formatter
@@ -86,7 +86,7 @@ class Page:
     def fill(self, fields: Mapping[str, object], **names: object) -> Page:
         """The page with its fields filled. names: more values that its fields may use.
 
-        Raises ValueError for a field without a number and a number without a field.
+        Raises ValueError for a field without a number.
         """
         known = {**names, **fields}
         sections = {}
@@ -97,11 +97,6 @@ class Page:
                 raise ValueError(f"{place}: {self.name} has no field {{{error.name}}}; {_choose(fields)}") from None
             except Exception as error:
                 raise ValueError(f"{place}: {error}; write a brace that is no field twice") from None
-        used = {name for _, text in self.sections.values() for name in _names(text)}
-        if unused := fields.keys() - used:
-            raise ValueError(
-                f"{self.place}: {self.name} never says {{{min(unused)}}}; write it, or drop it in the code"
-            )
         return replace(self, sections=sections, names=names)
 
     def only(self, *headings: str) -> dict[str, str]:
@@ -144,12 +139,6 @@ def _pages(file: Path) -> list[Page]:
             kept = pages[-1].found if heading.startswith("## found") else pages[-1].sections
             kept[heading[3:]] = Section(place, text)
     return pages
-
-
-def _names(text: str) -> Iterator[str]:
-    """The names that the fields of a text use."""
-    for _, expression, _, _ in Formatter().parse(text):
-        yield from compile(expression, "<field>", "eval").co_names if expression else ()
 
 
 def _choose(names: Mapping[str, object] | tuple[str, ...]) -> str:

@@ -110,9 +110,10 @@ def _in_own_group() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_main_module() -> Iterator[None]:
-    """Keep a worker from running the student's script again: it gets everything by value."""
+    """Keep a worker from running the student's script again: it gets everything by value. A notebook is no script."""
     main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
+    if hasattr(main, "__file__"):
+        sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         yield
     finally:

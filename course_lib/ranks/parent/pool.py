@@ -209,6 +209,26 @@ def last_world_size(purpose: str) -> int | None:
     return pool.world_size if pool and pool.has_run and pool.fits(pool.room, pool.uses_gpu) else None
 
 
+def prepare(purpose: str, world_size: int) -> None:
+    """Start the workers of a purpose in a thread, so that they are there when the first run needs them."""
+
+    def start_them() -> None:
+        with _lock, contextlib.suppress(OSError):
+            if purpose not in _pools:
+                _pools[purpose] = Pool(max(world_size, ROOM))
+                _pools[purpose].gather(world_size)
+                _postpone_retirement()
+
+    threading.Thread(target=start_them, daemon=True).start()
+
+
+def renew(purpose: str) -> None:
+    """End the workers of a purpose if any of them has run something."""
+    with _lock:
+        if purpose in _pools and _pools[purpose].has_run:
+            discard(purpose)
+
+
 def discard(purpose: str) -> None:
     """End the workers of a purpose, if there are any."""
     with _lock:

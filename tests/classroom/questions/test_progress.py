@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from course_lib.classroom import journal
-from course_lib.classroom.journal import Note, latest, notes, record, reset
+from course_lib.classroom.journal import Note, latest, notes, record
 from course_lib.classroom.progress import is_done, table
 from tests.lessons.asked import ASKED
 
@@ -65,7 +63,7 @@ def test_two_notebooks_that_write_at_once_lose_nothing(state: Path) -> None:
         assert [note.seed for note in notes() if note.question == name] == list(range(150))
 
 
-def test_a_killed_notebook_leaves_whole_lines_and_no_lock(state: Path) -> None:
+def test_a_killed_notebook_leaves_whole_lines(state: Path) -> None:
     process = writer("Q1", 10**9)
     while not (state / journal.FILE).exists() or len(lines(state)) < 20:
         time.sleep(0.01)
@@ -84,31 +82,6 @@ def test_a_line_cut_short_by_a_crash_costs_itself_and_no_other(state: Path) -> N
         file.write(b'\n{"when": "2026-03-01", "what": "ran", "quest')
     record("committed", "Q4", 0, "b")
     assert [note.answer for note in notes()] == ["a", "b"]
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs a signal that Windows does not have")
-def test_a_second_writer_waits_for_the_first(state: Path) -> None:
-    hold = "import time\nfrom course_lib.classroom import journal\nwith journal._alone():\n    print(flush=True)\n"
-    holder = subprocess.Popen([sys.executable, "-c", hold + "    time.sleep(60)"], cwd=ROOT, stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    waiting = writer("Q1", 1)
-    with pytest.raises(subprocess.TimeoutExpired):
-        waiting.wait(1)
-    holder.kill()
-    holder.wait()
-    holder.stdout.close()
-    assert waiting.wait(60) == 0
-    assert len(notes()) == 1
-
-
-def test_beginning_anew_keeps_what_was_there_under_another_name(state: Path) -> None:
-    assert reset() is None
-    record("committed", "Q4", 0, "a")
-    kept = reset()
-    assert notes() == []
-    assert kept is not None
-    assert json.loads(kept.read_text(encoding="utf-8"))["answer"] == "a"
 
 
 def test_the_folder_is_the_one_of_the_course_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,19 +155,3 @@ def test_course_py_finds_the_answers_from_any_folder(tmp_path: Path, monkeypatch
     command = [sys.executable, str(ROOT / "course.py"), "progress"]
     shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert f"Kept in {ROOT / '.course' / journal.FILE}" in shown.stdout
-
-
-def course(*words: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "course.py"), "progress", *words]
-    return subprocess.run(command, input=typed, capture_output=True, text=True, cwd=ROOT, env=dict(os.environ))
-
-
-def test_course_py_shows_and_resets_only_after_a_yes() -> None:
-    record("ran", "Q4", 0, "b", True)
-    assert "right at the first try" in course().stdout
-    for typed in ("no\n", ""):
-        assert "Nothing was changed" in course("--reset", typed=typed).stdout
-    assert len(notes()) == 1
-    assert "Your answers are now in" in course("--reset", typed="yes\n").stdout
-    assert notes() == []
-    assert "nothing to reset" in course("--reset").stdout

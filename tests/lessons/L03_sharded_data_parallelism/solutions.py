@@ -235,7 +235,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.reduce_scatter: told(
         scattered,
         takes_from_the_whole_sum=("`all_reduce` at work", *alone, result, whole_sum),
-        adds_before_it_waits=("numbers that nobody has written", *too_early),
+        adds_before_it_waits=("nan in it", *too_early),
         adds_to_the_argument=("changes `tensor`", "pieces[rank].clone()", "pieces[rank]"),
         multiplies_its_own=("sends nothing", *alone, result, "return n * total"),
         returns_all_pieces=("than it should have", result, "return pieces"),

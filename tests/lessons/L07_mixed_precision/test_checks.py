@@ -98,6 +98,21 @@ def test_the_best_sum_is_one_all_reduce_of_two_bytes_a_number() -> None:
     assert sent == best  # a ring all-reduce is a reduce-scatter and an all-gather
 
 
+def test_a_sum_is_judged_by_the_true_mean_and_no_rank_may_have_another_bit() -> None:
+    micro_batches = [torch.tensor([1.0, 3.0 + rank]).half() for rank in range(2)]
+    true = torch.tensor([1.0, 3.5])
+
+    def seen(*results: Tensor) -> list[Tensor]:
+        pairs = zip(results, micro_batches, strict=True)
+        observed = [Observed({"the result": one}, {"micro_batches[0]": own}, [], 0, False) for one, own in pairs]
+        return [values["the result"] for values in checks._rounded_alike(observed)]  # type: ignore[misc]
+
+    nearly = true * (1 + 2.0**-10)
+    assert all(torch.equal(one, true) for one in seen(nearly, nearly))
+    for left in ((nearly, true), (1.1 * true, 1.1 * true)):
+        assert all(map(torch.equal, seen(*left), left))
+
+
 def test_four_bytes_a_number_are_a_price_and_told_as_the_idea_that_they_are() -> None:
     sent_in_32_bits = next(one.program for one in checks.sum_gradients.mistakes if "32" in one.program.__name__)
     verdict = checks.sum_gradients(sent_in_32_bits)
