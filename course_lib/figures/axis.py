@@ -29,6 +29,15 @@ def unit_of(value: float, units: Units) -> tuple[float, str]:
     return next((unit for unit in units if (value or 1) >= unit[0]), units[-1])
 
 
+def doubled(most: float, usual: float) -> tuple[float, str]:
+    """The end of an axis that usually has this length, doubled until it has room for the most; and words that say so.
+
+    usual: 0 for an axis that just fits.
+    """
+    times = 2 ** max(0, math.ceil(math.log2(most / usual) - 1e-9)) if usual and most else 1
+    return usual * times or most, f"this axis is {times} times as long as usual" if times > 1 else ""
+
+
 def number(value: float) -> str:
     """A number with three significant digits, without an exponent or trailing zeros."""
     if not (value and math.isfinite(value)):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from course_lib.figures.axis import Units, number, powers, ticks, unit_of
+from course_lib.figures.axis import Units, doubled, number, powers, ticks, unit_of
 from course_lib.figures.palette import Line, Look, Style
 
 Write = Callable[[float], str]
@@ -43,10 +43,17 @@ class Axis:
         return cls(title, low, high, powers(low, high), write, is_log=True)
 
     @classmethod
-    def in_unit(cls, what: str, most: float, units: Units, count: int, room: float = 1.0) -> tuple[Axis, float]:
-        """An axis from 0 to the most, in a unit that suits it, with about `count` ticks; and the unit's size."""
+    def in_unit(
+        cls, what: str, most: float, units: Units, count: int, room: float = 1.0, usual: float = 0.0
+    ) -> tuple[Axis, float]:
+        """An axis from 0 to the most, in a unit that suits it, with about `count` ticks; and the unit's size.
+
+        usual: the length that it usually has, see `doubled`.
+        """
+        most, longer = doubled(most, usual)
         size, name = unit_of(most, units)
-        return cls(f"{what} ({name})", 0, room * most / size, ticks(most / size, count)), size
+        title = f"{what} ({name})" + f"; {longer}" * bool(longer)
+        return cls(title, 0, room * most / size, ticks(most / size, count)), size
 
     def share(self, value: float) -> float:
         """The place of a value along the axis, 0 to 1."""

@@ -20,7 +20,8 @@ from course_lib.figures.palette import INK, LIKELY, OPACITY, ORIGINS, PAPER
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
 LEGEND = 50  # pixels
 TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
-# Dark on white with any theme of the page, like the stored pictures.
+BOTTOM = {"yref": "container", "yanchor": "bottom", "y": 0}
+# Dark on white, where no style sheet of the course gives it the colors of the page.
 CARD = {"font": {"color": INK}, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER}
 BARS = {"barmode": "stack", "uniformtext": {"minsize": 11, "mode": "hide"}}
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
@@ -52,8 +53,8 @@ def figure(chart: charts.Chart) -> Data:
         "margin": {"t": head, "r": 20, "b": foot},
         "height": head + height + foot + LEGEND,
         "grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.3},
-        # Below the title of the axis; plotly makes room for as many rows as it takes.
-        "legend": {"traceorder": "normal", "orientation": "h", "y": -foot / height, "itemsizing": "constant"},
+        # At the bottom of the figure; plotly makes room for as many rows as it takes.
+        "legend": {"traceorder": "normal", "orientation": "h", "itemsizing": "constant", **BOTTOM},
         "hovermode": "x unified" if chart.has_crosshair else "closest",
     }
     return {"data": _rounded(data), "layout": _rounded(layout)}
@@ -76,7 +77,7 @@ def stored(chart: charts.Chart) -> Data:
             if len(trace.get(name, ())) > LONG:
                 trace[name] = _packed(trace[name])
     # Not "responsive": JupyterLab follows the width by itself; with it, a change of theme leaves no height.
-    return {**made, "config": {"displaylogo": False}}
+    return {**made, "config": {"displaylogo": False, "modeBarButtonsToRemove": ["sendChartToCloud"]}}
 
 
 def _packed(rows: Sequence[Any]) -> Data:

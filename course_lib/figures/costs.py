@@ -46,13 +46,18 @@ Parts = Mapping[str, Mapping[str, float]]  # of each bar
 
 
 def memory_by_part(
-    bars: Mapping[str, Memory | Bytes], capacity: float | None = None, width: int = 800, title: str | None = None
+    bars: Mapping[str, Memory | Bytes],
+    capacity: float | None = None,
+    width: int = 800,
+    title: str | None = None,
+    usual: float = 0.0,
 ) -> Picture:
     """Draw the memory of devices by part: a bar for each name, and the capacity of a device.
 
     What is planned has a range: from what lean software needs to what plain software does.
 
     bars: planned (`estimate.memory`, or all of `devices(estimate)`) or counted by a ledger (`ledger.peak.held`).
+    usual: bytes on the axis; more of them double it, and the picture says so.
     """
     held, origins = _parts_by_bar(bars)
     planned = {name: one for name, one in zip(held, bars.values(), strict=True) if isinstance(one, Memory)}
@@ -60,7 +65,7 @@ def memory_by_part(
     largest = max(
         capacity or 0, *(sum(parts.values()) for parts in held.values()), *(high for _, high in ranges.values())
     )
-    axis, unit = Axis.in_unit("memory of one device", largest, MEMORY, 6, room=1.04)
+    axis, unit = Axis.in_unit("memory of one device", largest, MEMORY, 6, 1.04, usual)
     styles = _used(MEMORY_PARTS, held)
     limit = (capacity, f"a device has {memory_size(capacity)}") if capacity else None
     panel = bars_panel(held, styles, axis, width, memory_size, unit, limit, ranges)
@@ -92,12 +97,17 @@ def devices(estimate: Estimate) -> dict[str, Memory]:
     return {f"pipeline rank {one.rank}": one for one in memory_of(ranks, estimate.model, plan, m)}
 
 
-def step_time_by_part(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:
-    """Draw the time of a step by part: a bar for each plan, and the interval of 90% of such steps."""
+def step_time_by_part(
+    estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None, usual: float = 0.0
+) -> Picture:
+    """Draw the time of a step by part: a bar for each plan, and the interval of 90% of such steps.
+
+    usual: seconds on the axis; more of them double it, and the picture says so.
+    """
     times = {name: _time_parts(one) for name, one in estimates.items()}
     ranges = {name: (one.step_time.low, one.step_time.high) for name, one in estimates.items()}
     longest = max(high for _, high in ranges.values())
-    axis, unit = Axis.in_unit("time of one step", longest, TIMES, 6)
+    axis, unit = Axis.in_unit("time of one step", longest, TIMES, 6, usual=usual)
     styles = _used(TIME_PARTS, times)
     panel = bars_panel(times, styles, axis, width, duration, unit, ranges=ranges)
     rows: list[Row] = [

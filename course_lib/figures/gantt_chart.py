@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 
-from course_lib.figures.axis import TIMES, number, unit_of
+from course_lib.figures.axis import TIMES, doubled, duration, number, percent, unit_of
 from course_lib.figures.breakdown import with_final_waits
 from course_lib.figures.frame import MARGIN, begin, draw_numbers_beside
-from course_lib.figures.lanes import FEW, MANY, SMALL, PlacedSpan, Scale, TimelinePanel, began, lanes_of
+from course_lib.figures.lanes import GHOST, PlacedSpan, Scale, TimelinePanel, began, lanes_of
 from course_lib.figures.palette import INK, ORIGINS, STYLES
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import Sheet, text_width
@@ -37,37 +37,57 @@ def gantt(
     width: int = 800,
     title: str | None = None,
     names: Sequence[str] = ("", ""),
-    pinned: Timeline | None = None,
+    ghost: Timeline | None = None,
+    ghost_name: str = "before",
+    usual: float = 0.0,
 ) -> Picture:
     """Draw a timeline.
 
     compare: a second timeline, drawn below on the same axis; predicted under measured, for instance.
     names: of the two.
-    pinned: another timeline, drawn small below them on the same axis.
+    ghost: another timeline, in thin bars under those of the same ranks.
+    usual: seconds on the axis of time; a longer run doubles it, and the picture says so.
     """
     shown = [with_final_waits(one) for one in (timeline, compare) if one is not None]
-    many = MANY if pinned is None else FEW  # so that one more picture below fits on the screen
-    parts = [(one, name, lanes_of(one, many)) for one, name in zip(shown, names, strict=False)]
-    if pinned is not None:
-        parts.append((with_final_waits(pinned), "pinned", SMALL))
-    kinds = {span.kind for one, _, _ in parts for span in one.spans if span.duration}  # otherwise invisible
+    drawn = [*shown, ghost] if ghost else shown
+    kinds = {span.kind for one in drawn for span in one.spans if span.duration}  # otherwise invisible
     sheet, y = begin(width, title, looks={kind: style for kind, style in STYLES.items() if kind in kinds})
-    scale = Scale(GUTTER, width - MARGIN, max(one.makespan for one, _, _ in parts))
+    length, longer = doubled(max(one.makespan for one in drawn), usual)
+    scale = Scale(GUTTER, width - MARGIN, length)
     panels = []
-    for one, name, lanes in parts:
-        panels.append(TimelinePanel(one, scale, lanes, y + 22))
+    for one, name in zip(shown, names, strict=False):
+        panels.append(TimelinePanel(one, scale, lanes_of(one, ghost is not None), y + 22))
         _draw_panel(sheet, panels[-1], name)
         y = panels[-1].bottom + 6
-    sheet.height = _draw_axis(sheet, scale, y)
+    if ghost:
+        _draw_ghost(sheet, panels[0], ghost, ghost_name)
+    sheet.height = _draw_axis(sheet, scale, y) + 14 * bool(usual or ghost)
+    if longer:
+        sheet.text(scale.right, y + 20, longer, text_anchor="end", font_size=11, font_weight="bold")
     rows = [row for one in shown for row in rank_rows(one)]
-    again = partial(gantt, timeline, compare, width, title, names)
-    return Picture(sheet, summary(*[one for one, _, _ in parts][:2]), rows, timelines=panels, beside=again)
+    again = partial(gantt, timeline, compare, width, title, names, usual=usual)
+    return Picture(sheet, summary(*shown), rows, timelines=panels, over=again)
+
+
+def _draw_ghost(sheet: Sheet, panel: TimelinePanel, ghost: Timeline, name: str) -> None:
+    """Draw another run in thin bars under the same ranks, and where it ends."""
+    ranks = min(ghost.world_size, panel.timeline.world_size)
+    thin = TimelinePanel(ghost, panel.scale, panel.lanes, panel.top + panel.lanes.bar + panel.lanes.lane + 1)
+    bars = [bar._replace(height=GHOST - 1) for bar in thin.bars() if bar.span.rank < ranks and not bar.span.background]
+    _draw_together(sheet, bars)
+    end = panel.scale.left + panel.scale.pixels(ghost.makespan)
+    sheet.line(end, panel.top - 4, end, panel.bottom, stroke="currentColor", stroke_width=1.5, stroke_dasharray="4,3")
+    text = f"{name} (thin bars): {duration(ghost.makespan)}"
+    end = max(panel.scale.left, min(end, panel.scale.right - 240 - text_width(text, 11)))  # the axis has a note there
+    sheet.text(end, panel.bottom + 26, text, font_size=11)
 
 
 def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str) -> None:
     """Draw one timeline under its heading."""
     timeline, scale, lanes, top = panel
     text = heading(timeline, name)
+    if any(span.micro_batch is not None for span in timeline.spans):
+        text += f", bubble {percent(timeline.idle_fraction())}"
     if text_width(text) > sheet.width:  # its first word is the same
         text = text.replace(ORIGINS[timeline.origin], timeline.origin)
     sheet.text(MARGIN, top - 10, text, font_weight="bold")
@@ -76,7 +96,7 @@ def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str) -> None:
             x = scale.left + scale.pixels(tick)
             sheet.line(x, top, x, panel.bottom)
     with sheet.group(text_anchor="end", font_size=11):
-        for rank in range(0, timeline.world_size, 2 if lanes == SMALL else 1):
+        for rank in range(timeline.world_size):
             sheet.text(scale.left - 8, panel.row(rank) + lanes.bar / 2 + 4, f"rank {rank}")
     if timeline.spans:
         _draw_spans(sheet, panel)
@@ -105,8 +125,6 @@ def _draw_spans(sheet: Sheet, panel: TimelinePanel) -> None:
                     sheet.box(bar.x, bar.y, bar.width, bar.height, tip=span_in_words(bar.span, zero), fill=fill)
             _draw_together(sheet, [bar for bar in layer if NARROW <= bar.width <= apart])
         _draw_together(sheet, [bar for bar in layer if bar.width < NARROW])
-    if panel.lanes == SMALL:  # too small for a number
-        return
     with sheet.group(fill=INK, text_anchor="middle", font_size=11):
         for _, of_rank in groupby(bars, key=lambda bar: bar.span.rank):
             _draw_micro_batches(sheet, [bar for bar in of_rank if not bar.span.background])

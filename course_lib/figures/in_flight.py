@@ -61,12 +61,16 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
     return [(0.0, 0.0), *((when, round(count, 6)) for (when, _), count in zip(changes, counts, strict=True))]
 
 
-def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) -> Picture:
-    """Draw what each rank holds over time."""
+def in_flight(timeline: Timeline, width: int = 800, title: str | None = None, usual: float = 0.0) -> Picture:
+    """Draw what each rank holds over time, the whole minibatch as high as a row.
+
+    usual: seconds on the axis of time, see `gantt`.
+    """
     ranks = held_activations(timeline)
-    time, size = Axis.in_unit("time", timeline.makespan, TIMES, round((width - MARGIN - GUTTER) / 60))
+    time, size = Axis.in_unit("time", timeline.makespan, TIMES, round((width - MARGIN - GUTTER) / 60), usual=usual)
     time = replace(time, high=time.high or 1, has_grid=False)
-    most = max([1.0, *(one.most for one in ranks)])
+    all_of_them = len({span.micro_batch for span in timeline.spans} - {None})
+    most = max([1.0, all_of_them, *(one.most for one in ranks)])
     panels = [_panel(one, most, size, replace(time, title="", ticks=())) for one in ranks]
     panels[-1] = replace(panels[-1], x=time, foot=GAP + MARGIN)
     rows: list[Row] = [{"rank": one.rank, "held at most (micro-batches)": one.most} for one in ranks]

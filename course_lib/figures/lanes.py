@@ -14,6 +14,11 @@ def began(timeline: Timeline) -> float:
     return min((span.start for span in timeline.spans), default=0.0)
 
 
+def share_of(timeline: Timeline, start: float, end: float) -> tuple[float, float]:
+    """Two moments as shares of the timeline."""
+    return (start - began(timeline)) / timeline.makespan, (end - began(timeline)) / timeline.makespan
+
+
 class Scale(NamedTuple):
     left: float
     right: float
@@ -44,8 +49,8 @@ class PlacedSpan(NamedTuple):
     height: float
 
 
-SMALL = Lanes(bar=6.0, lane=2.0, pitch=9.0)
 FEW, MANY = 4, 16  # ranks
+GHOST = 5.0  # pixels under a rank's bars for those of another run
 
 
 class TimelinePanel(NamedTuple):
@@ -76,9 +81,9 @@ class TimelinePanel(NamedTuple):
                     yield PlacedSpan(span, x, self.row(rank), width, self.lanes.bar)
 
 
-def lanes_of(timeline: Timeline, many: int) -> Lanes:
+def lanes_of(timeline: Timeline, has_ghost: bool = False) -> Lanes:
     ranks = timeline.world_size
-    bar, gap = (26.0, 5.0) if ranks <= FEW else (20.0, 3.0) if ranks <= many else (12.0, 3.0)
+    bar, gap = (26.0, 5.0) if ranks <= FEW else (20.0, 3.0) if ranks <= MANY else (12.0, 3.0)
     lane = 6.0 if any(span.background for span in timeline.spans) else 0.0
-    bar -= lane if ranks <= many else 0  # the least for the numbers of micro-batches
-    return Lanes(bar, lane, bar + lane + gap)
+    bar -= lane if ranks <= MANY else 0  # the least for the numbers of micro-batches
+    return Lanes(bar, lane, bar + lane + gap + (GHOST - 1) * has_ghost)

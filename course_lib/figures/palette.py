@@ -63,7 +63,7 @@ RANKS = (
     Style("rank 4", "#f0e442", "#b5a800", "-"),
     Style("rank 5", "#d4d4d4", "#8c8c8c", "."),
     Style("rank 6", "#c3bdff", "#8f86e8", "x"),
-    Style("rank 7", PAPER, "#8a8a8a", "+"),
+    Style("rank 7", "#d9a98a", "#a8703f", "+"),
 )
 
 ORIGINS = {

@@ -12,11 +12,12 @@ import base64
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from course_lib.figures import chart_plotly, chart_svg
 from course_lib.figures.axis import number
 from course_lib.figures.chart import Chart
-from course_lib.figures.lanes import TimelinePanel
+from course_lib.figures.lanes import TimelinePanel, began
 from course_lib.figures.svg import ROOMY, Sheet, Tip, clean, scaled
 from course_lib.timeline import Timeline
 
@@ -32,6 +33,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[Row]
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
+class Clock(NamedTuple):
+    """The time of a picture that moves. seconds: how long.  says: at which share of it what is to be said."""
+
+    seconds: float
+    says: Sequence[tuple[float, str]]
+
+    @classmethod
+    def of(cls, timeline: Timeline, says: Iterable[tuple[float, str]]) -> Clock:
+        """The clock of a timeline. says: by seconds on the timeline."""
+        zero, whole = began(timeline), timeline.makespan
+        return cls(whole, [((when - zero) / whole, what) for when, what in says])
+
+
 @dataclass(frozen=True)
 class Picture:
     """A drawing, the sentence that sums it up, and the numbers behind it.
@@ -39,15 +53,19 @@ class Picture:
     summary: one plain sentence, for readers who cannot see the picture and for those who can.
     rows: the numbers behind the picture, one dictionary of column to value for each row.
     chart: its data, if plotly can draw it, too.
-    timelines: the drawn ones, with their places.  beside: draws it again, with another one below, small.
+    clock: its time, if it moves.
+    lights: names of what can be lit up in it.
+    timelines: the drawn ones, with their places.  over: draws it again over another one, thin.
     """
 
     sheet: Sheet
     summary: str
     rows: Sequence[Row]
     chart: Chart | None = None
+    clock: Clock | None = None
+    lights: Sequence[str] = ()
     timelines: Sequence[TimelinePanel] = ()
-    beside: Callable[[Timeline], Picture] | None = None
+    over: Callable[..., Picture] | None = None
 
     @classmethod
     def of(cls, chart: Chart, summary: str, rows: Sequence[Row]) -> Picture:
@@ -88,10 +106,15 @@ class Picture:
     def _image(self, tips: Sequence[Tip]) -> str:
         data = base64.b64encode(self.sheet.write(self.summary, tips=False).encode()).decode()
         places = "".join(_overlay(tip, self.sheet) for tip in tips)
+        height = f"{self.sheet.height:g}"  # known before the image is there
+        # On paper it may be narrower than on a screen.
+        fit = f"width:{scaled(self.sheet.width)};max-width:max(100cqw,560px);height:auto"
         return (
-            f'<div style="{ROOMY}"><div style="position:relative;display:inline-block">'
+            f'<div style="{ROOMY};--course-high:{height}"><div style="position:relative;display:inline-block">'
             f'<img src="data:image/svg+xml;base64,{data}" alt="{clean(self.summary)}" width="{self.sheet.width}"'
-            f' style="display:block;width:{scaled(self.sheet.width)};max-width:none;height:auto">{places}</div></div>'
+            f' height="{height}"'
+            f' style="display:block;{fit};color-scheme:light">'
+            f"{places}</div></div>"
         )
 
     def _numbers(self, heading: str = "") -> str:

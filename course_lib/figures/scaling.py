@@ -50,11 +50,15 @@ class Timing:
         return cls(estimate.cluster.devices, seconds, "modelled", estimate.global_batch, label)
 
 
-def speed_up(timings: Iterable[Timing], width: int = 560, title: str | None = None) -> Picture:
+def speed_up(
+    timings: Iterable[Timing], width: int = 560, title: str | None = None, most: int = 0, chosen: int = 0
+) -> Picture:
     """Draw the speed-up over the number of ranks, one line for each label and origin, against the ideal.
 
     Speed is work divided by seconds, the median if a number of ranks was timed more than once. A line is relative to
     its own smallest number of ranks, which counts as ideal.
+
+    most: ranks that the axes have room for, at least.  chosen: a number of ranks to mark.
 
     Raises ValueError if there are no timings or more lines than can be told apart.
     """
@@ -64,12 +68,13 @@ def speed_up(timings: Iterable[Timing], width: int = 560, title: str | None = No
     curves = _curves(known)
     looks = lines_of(curves)
     counts = sorted({timing.ranks for timing in known})
-    most = counts[-1]
+    most = max(most, counts[-1])
     highest = max(most, *(speed for speeds in curves.values() for speed in speeds.values()))
     ideal = Curve("ideal", [Point(0, 0), Point(most, most)], look=None)
     lines = [ideal, *(_line(name, speeds, looks[name]) for name, speeds in curves.items())]
     across, up = Axis("ranks", 0, most, counts, str), Axis("speed-up", 0, highest, ticks(highest, 6))
-    panel = Panel(across, up, lines, height=0.3 * width + 50)
+    shaded = [(chosen - 0.25, chosen + 0.25)] if chosen else []
+    panel = Panel(across, up, lines, height=0.3 * width + 50, shaded=shaded)
     summary = "Speed-up over the number of ranks: " + "; ".join(starmap(_in_words, curves.items())) + "."
     rows = [(name, n, speed, percent(speed / n)) for name, own in curves.items() for n, speed in own.items()]
     origins = {timing.origin for timing in known}

@@ -15,12 +15,18 @@ FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 # Placeholders for values known only when the sheet is written. No text contains them: they are not XML.
 TITLED = re.compile(r"><title>[^<]*</title></\w+>")
+UNSEEN = re.compile(r'<rect[^>]*pointer-events="all"/>')
 HIDDEN = re.compile(r'<g [^>]*visibility="hidden"[^>]*>.*?</g>')
 KEY, BACKGROUND = "\x00", "\x01"
 PIXEL = "var(--jp-content-font-size1,14px) / 14"
 # The style of containers of pictures, which grow with the text of JupyterLab's page and with the room, until their
 # smallest labels have 16 pixels: in width up to the widest picture, in height up to a notebook on a 1280 x 800 page.
 ROOMY = f"container-type:inline-size;--course-pixel:max({PIXEL},min({PIXEL}*16/11,100cqw/840,(100vh - 121px)/679))"
+# The colors of an image on a dark page. An image cannot see the page's variables, but it is told this much of it.
+DARK = (
+    "<style>@media(prefers-color-scheme:dark){svg{--jp-ui-font-color1:rgba(255,255,255,0.87);"
+    "--jp-layout-color0:#111}}</style>"
+)
 # Attributes of a text over lines or patterns: a margin in the color of the background.
 HALO = {"stroke": BACKGROUND, "stroke_width": 4, "paint_order": "stroke"}
 
@@ -56,6 +62,9 @@ class Sheet:
     def line(self, x1: float, y1: float, x2: float, y2: float, **attributes: object) -> None:
         self._add("line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2, **attributes})
 
+    def circle(self, cx: float, cy: float, r: float, **attributes: object) -> None:
+        self._add("circle", {"cx": cx, "cy": cy, "r": r, **attributes})
+
     def path(self, data: str, tip: str = "", **attributes: object) -> None:
         self._add("path", {"d": data, **attributes}, tip=tip)
 
@@ -88,20 +97,20 @@ class Sheet:
         label: read aloud instead of the picture. tips: whether the mouse shows them.
         key: the prefix of the ids of patterns, by default a hash of the drawing.
         themed: take the colors of text and background from JupyterLab's theme, which only works if the SVG is part of
-            the page; otherwise it is dark on a white card.
+            the page; an image is dark on a white card, or light on a dark one where the page around it is dark.
         """
         fit = f"width:{scaled(self.width)}" if themed else "max-width:100%"
-        ink = f"var(--jp-ui-font-color1,{INK})" if themed else INK
-        ground = f"var(--jp-layout-color0,{PAPER})" if themed else PAPER
+        ink, ground = f"var(--jp-ui-font-color1,{INK})", f"var(--jp-layout-color0,{PAPER})"
         size = _attributes({"width": self.width, "height": self.height})
         markup = (
             f'<svg xmlns="http://www.w3.org/2000/svg"{size} viewBox="0 0 {_short(self.width)} {_short(self.height)}"'
             f' style="color:{ink};{fit};height:auto" font-family="{FONT}" font-size="12" fill="currentColor"'
-            f' role="img" aria-label="{clean(label)}"><defs>{"".join(self._patterns.values())}</defs>'
+            f' role="img" aria-label="{clean(label)}">{"" if themed else DARK}'
+            f"<defs>{''.join(self._patterns.values())}</defs>"
             f'<rect{size} rx="4" fill="{BACKGROUND}"/>{"".join(self._body)}</svg>'
         )
         if not tips:
-            markup = TITLED.sub("/>", markup)
+            markup = UNSEEN.sub("", TITLED.sub("/>", markup))
         if not themed:  # no player can reach an image
             markup = HIDDEN.sub("", markup)
         key = key or "p" + hashlib.sha1(markup.encode()).hexdigest()[:8]

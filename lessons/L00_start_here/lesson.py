@@ -12,11 +12,28 @@
 # shows, arrows and the space bar use them, and **Escape** leads back to the cell. *Theme* in the *Settings* menu has
 # *Increase Content Font Size*, which makes the pictures larger, too.
 #
+# ## Watch four of them
+#
+# Four processes train one model here. Each has a part of it, so each piece of the data goes through all of them and
+# back. The cell runs them, and then follows piece number 2. A row is a process, a colored bar is a computation, and an
+# arrow is a message. The space bar stops and starts, and the arrow keys go from event to event.
+
+# %%
+from course_lib import Link, Pace, launch
+from course_lib.classroom.runs import pipeline_step
+from course_lib.classroom.widgets import play
+from course_lib.schedules import SCHEDULES
+
+step = pipeline_step(SCHEDULES["1f1b"](4, 4), Pace({"forward": 0.04, "backward": 0.08}, link=Link(latency=0.02)))
+play(step, title="Four processes, one model", follow=2)
+
+# %% [markdown]
+# Where it is white, a process waits. Why, and what can be done about it, is what this course is about. Now from the
+# beginning.
+#
 # ## One function, four processes
 
 # %%
-from course_lib import launch
-
 
 def hello(rank):
     print(f"hello, I am number {rank}")

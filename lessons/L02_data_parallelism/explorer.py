@@ -30,6 +30,7 @@ SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004, "optimizer": 0.0}  # 
 LATENCY = 0.0005  # seconds
 BATCH_SIZES = (16, 32, 64)
 LINK_SPEEDS = (2, 5, 10, 20, 100)  # megabytes per second
+USUAL = 0.1  # seconds on the axis of time
 CURVE = (1, 2, 4, 8)  # numbers of ranks that every speed-up curve gets
 
 
@@ -58,8 +59,8 @@ def look(setting: DataParallelSetting, runs: Runs) -> Iterator[View]:
     for left in runs.one_by_one([setting.with_ranks(ranks) for ranks in CURVE]):
         yield View(
             describe(setting, step, alone),
-            speed_up(curve(setting, runs), HALF, "How much faster are more ranks?"),
-            gantt(step, width=WIDTH, title="What did every rank do?"),
+            speed_up(curve(setting, runs), HALF, "How much faster are more ranks?", max(CURVE), setting.ranks),
+            gantt(step, width=WIDTH, title="What did every rank do?", usual=USUAL),
             left,
         )
 

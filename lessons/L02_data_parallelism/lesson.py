@@ -74,14 +74,27 @@ def work_on_share(rank):
 run = launch(work_on_share, world_size=4)
 run.results
 
-# %% tags=["nbval-ignore-output"]
-from course_lib.figures import gantt
+# %% [markdown]
+# And here is a whole training step of four such ranks. A row is one kind of thing that a rank holds, and its blocks are
+# all there is of it. *Play* it: the space bar starts and stops, and the arrow keys go from event to event.
 
-gantt(run.timeline, title="Four forward passes at the same time")
+# %%
+from course_lib.classroom.runs.holding import held_step
+from course_lib.classroom.widgets import play
+from course_lib.figures.holdings import holdings
+from course_lib.mechanisms.data_parallel import DataParallel
+
+
+def replicate(model):
+    replica = DataParallel(model, bucket_mb=0.2)
+    return replica, torch.optim.AdamW(replica.parameters()), replica.finish
+
+play(holdings(*held_step(replicate), title="Who holds what?"))
 
 # %% [markdown]
 # This is **data parallelism**: the data are split, the model is not. Every rank holds a full copy of the model, a
-# **replica**, and works on its own share while the others work on theirs.
+# **replica**, and works on its own share while the others work on theirs. Only gradients travel. (They travel while the
+# backward pass goes on, a part of the model at a time; section 6 comes back to that.)
 #
 # ## 2. Is it still the same training?
 #
@@ -212,7 +225,6 @@ compare("weighted mean", launch(averaged, 4, args=(True,)).results[0])
 
 # %%
 from course_lib.classroom.runs.training import shares
-from course_lib.mechanisms.data_parallel import DataParallel
 
 
 def train_step(replica, optimizer, inputs, targets):
@@ -303,6 +315,7 @@ print("the same as one process, up to rounding:", difference < 1e-9)
 
 # %% tags=["nbval-ignore-output"]
 from course_lib.classroom.runs import after_barrier
+from course_lib.figures import gantt
 
 last = after_barrier(launch(train, world_size=4, args=(20,)).timeline)
 gantt(last, title="One training step of four ranks")
@@ -330,11 +343,10 @@ print(f"sent by each rank in one step, if the all-reduce is a ring: {last.bytes_
 Card("bytes_sent")
 
 # %% [markdown]
-# Here is a ring made of nothing but sends and receives. A row is a rank, a column is a piece of its gradients, and a
-# number in a piece is a rank that is in the sum. Choose *Play*: the pieces go from neighbor to neighbor, and the sums
-# grow. The space bar stops them, and arrows go on step by step. After the first trip around, each rank has one piece
-# with all eight in it. (All of this was really sent: each number says whose it is. The picture below says when: a thick
-# bar is a piece on its way to this rank, and the thin one under it the piece that the rank sends meanwhile.)
+# Here is a ring made of nothing but sends and receives. A slot in a rank is a piece of its gradients, and a pie in it
+# is a sum: each wedge points to a rank whose numbers are in it. Choose *Play*: the pieces go from neighbor to neighbor,
+# and the pies fill. The space bar stops them, and arrows go on step by step. After the first trip around, each rank has
+# one piece with all eight in it. (All of this was really sent: each number says whose it is.)
 
 # %%
 from course_lib.classroom.widgets.collectives import collective_explorer

@@ -1,4 +1,10 @@
-"""An explorer of sharding: the stage that makes a model fit on so many devices, and its cost.
+"""Two explorers of sharding. One plays a step with each stage on real ranks: who holds what, and what travels.
+
+| stage      -o-----  ZeRO-1         | the memory just before the update  |
+| the result, in words               | with every stage                   |
+| four ranks, what they hold, and what travels between them               |
+
+The other is about real sizes: the stage that makes a model fit on so many devices, and its cost.
 
 | model      ---o---  6.7B           | the memory of a device by part,    |
 | devices    o------  8              | beside its capacity                |
@@ -10,18 +16,43 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
+
+from course_lib.classroom.runs.holding import HeldStep, held_step
 from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View
 from course_lib.figures import memory_by_part, step_time_by_part
 from course_lib.figures.axis import data_size, duration, memory_size, percent
+from course_lib.figures.holdings import holdings
 from course_lib.planner import Cluster, Estimate, Plan, estimate
 from course_lib.planner.models import GPT3
-from lessons.L03_sharded_data_parallelism.runs import STAGES
+from lessons.L03_sharded_data_parallelism.runs import STAGES, shard
 
 DEVICE, PER_NODE = "A100-80GB", 8
 DEVICES = (8, 16, 32, 64, 128, 256, 512)
+USUAL_BYTES, USUAL_SECONDS = 100 * 2**30, 2.0  # on the axes
 SAMPLES = 2  # of each device, as one micro-batch
 AGAIN = {"none": "nothing", "selective": "what is cheap", "full": "every layer"}  # by the plan's recomputation
+
+
+@cache
+def held(stage: int) -> HeldStep:
+    return held_step(partial(shard, stage=stage))
+
+
+def look(stage: int) -> View:
+    """Look at a step with this stage; all stages have the same scale."""
+    before = {name: held(one).moments[0][-2].held for one, name in STAGES.items()}
+    most = max(one.total for one in held(0).moments[0])
+    picture = holdings(*held(stage), most, title=f"Who holds what with {STAGES[stage]}?")
+    bars = memory_by_part(before, width=HALF, title="Just before the update")
+    return View(f"{STAGES[stage]}. {picture.summary}", bars, picture)
+
+
+def holding_explorer(stage: int = 0) -> Explorer:
+    """An explorer with one control; Play shows what comes, is used and goes."""
+    controls = [Slider("stage", tuple(STAGES), stage, tuple(STAGES.values()))]
+    return Explorer(controls, lambda *values: [look(*values)], (238, 240))
 
 
 def planned(model: str, devices: int, stage: int, recompute: str = "none", samples: int = SAMPLES) -> Estimate:
@@ -36,8 +67,8 @@ def draw(model: str, devices: int, stage: int, recompute: str) -> View:
     name, one = STAGES[stage], times[STAGES[stage]]
     return View(
         describe(model, devices, stage, recompute, one),
-        memory_by_part({name: one.memory}, one.capacity, HALF, f"Does {model} fit with {name}?"),
-        step_time_by_part(times, WIDTH, f"A step on {devices} devices, if it fits"),
+        memory_by_part({name: one.memory}, one.capacity, HALF, f"Does {model} fit with {name}?", USUAL_BYTES),
+        step_time_by_part(times, WIDTH, f"A step on {devices} devices, if it fits", USUAL_SECONDS),
     )
 
 

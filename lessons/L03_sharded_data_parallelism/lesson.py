@@ -89,12 +89,14 @@ for name, tensor in launch(four_collectives, world_size=4).results[1].items():
 
 # %% [markdown]
 # Each of them can be made of sends and receives, between neighbors in a ring or between the branches of a tree. Here
-# you can watch every piece on its way: a row is a rank, a column is a piece, and a number in a piece is a rank that is
-# in the sum. *Predict* before you choose *Play*: after which round of a ring all-reduce is the first sum finished?
+# you can watch every piece on its way. The ranks stand on a circle; a slot in a rank is a piece, and a pie in it is a
+# sum: each wedge points to a rank whose numbers are in it. *Predict* before you choose *Play*: after which round of a
+# ring all-reduce is the first sum finished?
 #
 # 1. Play the ring reduce-scatter, and then the ring all-gather.
 # 2. Play the ring all-reduce, and stop half way. What has just ended, and what begins?
-# 3. Take eight ranks. *Pin* the ring all-reduce and go on to the tree all-reduce. Which takes longer, and who waits?
+# 3. Take eight ranks, and go from the ring all-reduce to the tree, and to the hierarchy. Who has to wait, and how much
+#    does each rank send?
 
 # %%
 from course_lib.classroom.widgets.collectives import collective_explorer
@@ -284,6 +286,20 @@ print("the same as one process, up to rounding:", bool((shared[0] - alone).abs()
 # | **ZeRO-3** | parameters, too | never holds a whole model, only the layer that computes |
 #
 # PyTorch's name for the third is **FSDP**, fully sharded data parallelism.
+#
+# Here are all three on four real ranks, beside plain data parallelism. A block is a shard, and a dashed place is one
+# that somebody else has. *Predict* before you move the slider: which blocks go with each stage? Then choose *Play*,
+# and watch what stage 3 does to a layer that has to compute.
+
+# %%
+from lessons.L03_sharded_data_parallelism.explorer import holding_explorer
+
+holding_explorer()
+
+# %% [markdown]
+# With stage 3 a layer's shards come in from the other ranks, the layer computes, and it is gone again, once forward and
+# once backward; its gradients leave as shards. The green part, activations, is as large with every stage: a rank's
+# samples are its own.
 #
 # ## 4. Three stages, counted
 #

@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from course_lib import data
+from course_lib.classroom.runs.holding import FOUR_LAYERS
 from course_lib.classroom.runs.steps import after_barrier
 from course_lib.classroom.runs.training import flat, shares
 from course_lib.instruments.ledger import Bytes, Ledger
 from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.mechanisms.sharding import FullySharded, ShardedOptimizer
-from course_lib.model import GPTConfig, TinyGPT
+from course_lib.model import TinyGPT
 from course_lib.ranks import Pace, launch
 from course_lib.timeline import Timeline, compute
 
 STAGES = {0: "data parallelism", 1: "ZeRO-1", 2: "ZeRO-2", 3: "ZeRO-3"}
-FOUR_LAYERS = GPTConfig(layers=4)
 BUCKET = 0.2  # MiB: a layer of FOUR_LAYERS, so there are as many messages as with ZeRO-3
 
 
@@ -79,7 +79,7 @@ def _train(
     model = TinyGPT(FOUR_LAYERS, seed=rank, dtype=dtype)
     if recompute:
         compute_again(model, use_reentrant)
-    module, optimizer, finish = _shard(model, stage, **how)
+    module, optimizer, finish = shard(model, stage, **how)
     *first, last = shares(rank, samples, steps + 1)
     for share in first:
         _step(module, optimizer, finish, share, recompute)
@@ -91,7 +91,7 @@ def _train(
     return held, max(sample.held.activations for sample in ledger.samples), weights
 
 
-def _shard(
+def shard(
     model: TinyGPT, stage: int, prefetch: bool = True, optimizer_cls: Any = torch.optim.AdamW
 ) -> tuple[nn.Module, Any, Callable[[], Any]]:
     """The module to train, its optimizer, and the call between backward and update."""

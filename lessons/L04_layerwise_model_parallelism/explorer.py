@@ -29,6 +29,7 @@ LAYERS = 6  # with embedding and head, 8 blocks
 UNITS = (1, 2, 3, 4, 6, 8)
 SAMPLES = (8, 32, 64)
 VOCABULARIES = (12, 1000, 4000)
+USUAL = 0.15  # seconds on the axis of time
 CUTS = ("number", "bytes")
 FORWARD, BACKWARD = 0.006, 0.012  # seconds for a block
 
@@ -69,8 +70,8 @@ def look(setting: LayerWiseSetting, runs: Runs) -> View:
     predicted = predict(step.timeline)
     return View(
         describe(setting, step, alone, predicted),
-        memory_by_part(bars, width=HALF, title="What does every rank hold?"),
-        gantt(step.timeline, width=WIDTH, title="What did every rank do?"),
+        memory_by_part(bars, width=HALF, title="What does every rank hold?", usual=6 * 2**20),
+        gantt(step.timeline, width=WIDTH, title="What did every rank do?", usual=USUAL),
     )
 
 

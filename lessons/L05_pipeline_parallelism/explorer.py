@@ -29,6 +29,7 @@ MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
 NAMES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
 LAYERS = 288  # of the model, so that a sixth of any stage is a whole number of layers
 SECONDS = 0.002  # for the minibatch in one layer: forward, and each half of the backward
+USUAL = 0.9  # seconds on the axis of time
 CUTS = ("equal ranks", "last rank 1/6 more", "last rank 1/3 more")
 
 
@@ -73,8 +74,8 @@ def look(setting: PipelineSetting) -> View:
     predicted, step = setting.predict(), setting.run()
     return View(
         describe(setting, step, predicted),
-        in_flight(step, HALF, "What does every rank hold?"),
-        gantt(step, width=WIDTH, title="What did every rank do?"),
+        in_flight(step, HALF, "What does every rank hold?", USUAL),
+        gantt(step, width=WIDTH, title="What did every rank do?", usual=USUAL),
     )
 
 

@@ -33,6 +33,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 STAGES = (2, 3, 4, 6, 8)
 OVERHEADS = (0.0, 0.002, 0.008, 0.016)  # seconds per micro-batch and stage, forward and backward together
 MEMORIES = (4, 8, 16, 32)  # samples for whose activations, in its own layers, a device has room
+USUAL = 0.25  # seconds on both axes of time
 FORWARD, BACKWARD = 0.004, 0.008  # seconds for a sample in the whole model
 
 
@@ -82,8 +83,8 @@ def look(setting: MicroBatchSetting, runs: Runs) -> Iterator[View]:
         sizes = curve(setting, runs)
         yield View(
             describe(setting, step, sizes),
-            micro_batch_sizes(sizes, setting.size, HALF, "How large should a micro-batch be?"),
-            gantt(step, width=WIDTH, title="What did every rank do with this size?"),
+            micro_batch_sizes(sizes, setting.size, HALF, "How large should a micro-batch be?", USUAL),
+            gantt(step, width=WIDTH, title="What did every rank do with this size?", usual=USUAL),
             left,
         )
 

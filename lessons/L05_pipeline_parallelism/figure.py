@@ -65,22 +65,22 @@ def best(steps: Sequence[SizedStep]) -> SizedStep | None:
 
 
 def micro_batch_sizes(
-    steps: Sequence[SizedStep], chosen: int | None = None, width: int = 560, title: str | None = None
+    steps: Sequence[SizedStep], chosen: int | None = None, width: int = 560, title: str | None = None, usual: float = 0
 ) -> Picture:
     """Draw the time of a step over the size of its micro-batches.
 
-    chosen: a size to highlight.
+    chosen: a size to highlight.  usual: seconds on the axis, see `gantt`.
     """
     legend, origins = dict[str, Look](PARTS), {"modelled"}
     if any(step.measured for step in steps):
         legend, origins = {**legend, RUNS: MEASURED}, {"modelled", "emulated"}
-    chart = Chart([_panel(steps, chosen)], origins, title, width, legend)
+    chart = Chart([_panel(steps, chosen, usual)], origins, title, width, legend)
     return Picture.of(chart, _summary(steps), table(COLUMNS, map(_row, steps)))
 
 
-def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
+def _panel(steps: Sequence[SizedStep], chosen: int | None, usual: float) -> Panel:
     longest = max(max(step.modelled, step.measured or 0) for step in steps)
-    up, size = Axis.in_unit("time of a step", longest, TIMES, 5)
+    up, size = Axis.in_unit("time of a step", longest, TIMES, 5, usual=usual)
     places = {place + 0.5: step for place, step in enumerate(steps)}
     across = Axis("samples", 0, len(steps), list(places), lambda x: str(places[x].size), has_grid=False)
     marks: list[Mark] = []

@@ -8,15 +8,27 @@
 #
 # ## 1. One works, three wait
 #
-# The layers of a model are on four devices in a row. A minibatch goes forward from the first to the last, and its
+# The layers of a model are on four devices in a row. This is where the lesson leads: pieces of a minibatch follow each
+# other through all four, and their gradients come back. Run the cell, and follow piece number 2. (The space bar starts
+# and stops, the arrow keys go from event to event, and *Light up* follows another piece. Messages are slow here, so
+# that one sees them.)
+
+# %%
+from course_lib import Link, Pace
+from course_lib.classroom.runs import pipeline_step
+from course_lib.classroom.widgets import play
+from course_lib.schedules import SCHEDULES
+
+pace = Pace({"forward": 0.04, "backward": 0.08}, link=Link(latency=0.03))
+play(pipeline_step(SCHEDULES["gpipe"](4, 4), pace), title="Four pieces, four devices", follow=2)
+
+# %% [markdown]
+# Now back to the beginning, where the minibatch goes forward as a whole from the first device to the last, and its
 # gradients come back. At any moment one device works and three wait. Here `step` runs one training step on real ranks,
 # by a schedule that you name, and `gantt` draws what each of them did:
 
 # %%
-from course_lib import Pace
-from course_lib.classroom.runs import pipeline_step
 from course_lib.figures import gantt
-from course_lib.schedules import SCHEDULES
 
 
 def step(name, stages, micro_batches):
@@ -64,17 +76,9 @@ gantt(pieces, compare=whole, title="The same work, on one axis", names=("four mi
 # first device is the first to have nothing left. On the way back it is the other way round. The idle time has a name,
 # the **bubble**: the last device has it at both ends of the step, the first in the middle.
 #
-# Play it, with messages slow enough to see: the space bar starts and stops, the arrow keys go from event to event.
-# Light up micro-batch 2, and follow it through all four stages and back.
-
-# %%
-from course_lib import Link
-from course_lib.classroom.widgets import play
-
-pace = Pace({"forward": 0.04, "backward": 0.08}, link=Link(latency=0.03))
-play(pipeline_step(SCHEDULES["gpipe"](4, 4), pace), title="With slow links")
-
-# %% [markdown]
+# In the picture that you played first, *Light up* also shows all messages at once: {{2 * 3 * 4}} of them, whatever the
+# order.
+#
 # Here is the same as text, as if a forward and a backward pass took equally long. Each column is one turn; F2 is the
 # forward pass of micro-batch 2, B2 its backward pass.
 

@@ -24,6 +24,7 @@ from lessons.L06_tensor_parallelism.runs import POSITIONS, WAYS, CutRun, run_cut
 RANKS = (1, 2, 4, 8)
 HIDDEN = (32, 64, 128)
 FORWARD = 2e-6  # seconds per multiplication and position
+USUAL = 0.1  # seconds on the axis of time
 LATENCY, BANDWIDTH = 0.0005, 1e6  # seconds; bytes per second
 PACE = Pace({"forward": FORWARD, "backward": 2 * FORWARD}, Link(LATENCY, BANDWIDTH))
 
@@ -43,7 +44,7 @@ def look(ranks: int, hidden: int, way: str, sequence_parallel: bool) -> View:
     what = f"{counted(ranks, 'rank')}, {way}, hidden size {hidden}, {run.timeline.origin}"
     return View(
         f"{what}: {_time(run)}. {_price(run, hidden)} {_verdict(run)}",
-        gantt(run.timeline, width=HALF, title="What did every rank do?"),
+        gantt(run.timeline, width=HALF, title="What did every rank do?", usual=USUAL),
         who_holds_what(run, WIDTH, "Who holds what, and what travels?"),
     )
 

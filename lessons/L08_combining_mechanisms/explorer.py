@@ -33,6 +33,7 @@ from lessons.L08_combining_mechanisms.runs import (
 )
 
 RANKS = 8
+USUAL = 1.1  # seconds on the axis of time
 MESHES = ((8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 4, 2), (1, 2, 4), (1, 1, 8))
 MICRO_BATCHES = (1, 2, 4, 8)
 NAMES = ("gpipe", "1f1b", "zb_h1")
@@ -103,7 +104,7 @@ def look(experiment: HybridExperiment) -> View:
     return View(
         describe(experiment, step, predicted),
         mesh_map(experiment.sizes, step, in_all, PER_MACHINE, HALF, "Who talks to whom?"),
-        gantt(step.timeline, width=WIDTH, title="What did every rank do?"),
+        gantt(step.timeline, width=WIDTH, title="What did every rank do?", usual=USUAL),
     )
 
 

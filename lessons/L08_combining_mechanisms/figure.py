@@ -1,47 +1,48 @@
-r"""The picture of a mesh and its traffic: the ranks as a grid, with lines as wide as the bytes between them.
+"""The picture of a mesh and its traffic: machines with ranks in them, and lines as wide as the bytes between them.
 
-             1 ====== 5               tensor ranks side by side, stages below each other, replicas behind each other
-           .'|      .'|
-         0 ====== 4'  |               axis           sent in a step    predicted
-         |   3 ===|== 7               == tensor      1.05 MB           the same
-         | .'     | .'                -- pipeline    33 kB             the same
-         2 ====== 6'                  .. data        427 kB            the same
+    .- machine 0 -----.   .- machine 1 -----.      replicas side by side, each with its stages below each other and
+    | [ 0 ]=====[ 1 ] |   | [ 4 ]=====[ 5 ] |      its tensor ranks side by side
+    |   |         |   |   |   |         |   |
+    | [ 2 ]=====[ 3 ] |   | [ 6 ]=====[ 7 ] |      axis           sent in a step    predicted
+    '-----------------'   '-----------------'      == tensor      1.05 MB           the same
 
-A collective is drawn as its ring: each rank sends to the next, and the last to the first.
+A collective is drawn as its ring: each rank sends to the next, and the last to the first. In a player, a click on a
+rank lights up all that it sends and receives.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.figures.axis import data_size
-from course_lib.figures.frame import MARGIN, begin, draw_legend
-from course_lib.figures.lanes import began
-from course_lib.figures.palette import LINES, PAPER, Style
-from course_lib.figures.picture import Picture, table
+from course_lib.figures.axis import data_size, listed
+from course_lib.figures.frame import MARGIN, begin
+from course_lib.figures.lanes import share_of
+from course_lib.figures.palette import LINES
+from course_lib.figures.picture import Clock, Picture, table
 from course_lib.figures.svg import HALO, Sheet, moving
+from course_lib.figures.vocabulary import draw_device, draw_machine
 
 if TYPE_CHECKING:
     from lessons.L08_combining_mechanisms.runs import MeshStep
 
 Sizes = tuple[int, int, int]
-BytesByAxis = Mapping[str, Mapping[tuple[int, int], int]]
+Pair = tuple[int, int]
+BytesByAxis = Mapping[str, Mapping[Pair, int]]
 
 AXES = ("dp", "pp", "tp")
 NAMES = {"tp": "tensor (tp)", "pp": "pipeline (pp)", "dp": "data (dp)", "all": "all ranks"}
+TALK = {"tp": "tensor ranks", "pp": "stages", "dp": "replicas"}
 LOOKS = dict(zip(("tp", "pp", "dp"), LINES, strict=False))
-STRIDES = {"dp": (0.62, -0.46), "pp": (0.0, 0.8), "tp": (1.15, 0.0)}  # to the next rank on an axis, right and down
-BULGE, HIGHEST = 0.3, 70.0  # of a line that closes a ring: share of its length, at most in pixels
-RADIUS, PITCH, EDGE = 11.0, 100.0, 58.0  # pixels: of a rank, of a step at most, around the grid
+PITCH, HIGH, SIZE = 96.0, 66.0, 24.0  # pixels: between ranks at most, between stages; of a rank
+BULGE = {"tp": -34.0, "pp": 0.0, "dp": 34.0}  # of a line past other ranks, at its middle; tensor ranks' bend upwards
+SHARED = 0.7  # of the pitch: between replicas
 THIN, WIDE = 1.5, 12.0  # pixels: of the lines for the fewest and for the most bytes
 PULSE = {"class": "course-pulse", "stroke_width": 4.0, "stroke_dasharray": "0,8", "stroke_linecap": "round"}  # dots
 GLIMPSE = 0.02  # share of the step: a line is seen at least this long
 ROW, INDENT, RIGHT = 17.0, 40.0, (0.75, 0.97)
 COLUMNS = "axis", "from rank", "to rank", "sent (bytes)"
-MACHINES = Style("machine 0", PAPER, PAPER), Style("machine 1", "#c4c4c4", "#c4c4c4")
 
 
 def mesh_map(
@@ -57,127 +58,128 @@ def mesh_map(
     mesh: sizes of dp, pp and tp; rank = (d x pp + p) x tp + t.
     step: with its transfers; a player shows lines while they are in use.
     predicted: bytes of all ranks together, by axis: "dp", "pp", "tp", and "all" for messages among all ranks.
-    per_machine: the number of ranks on each of two machines; None for one machine.
+    per_machine: the number of ranks on each machine; None for one machine.
     """
     sent, origin = step.sent, step.timeline.origin
+    ranks = mesh[0] * mesh[1] * mesh[2]
     sheet, y = begin(width, title, [origin])
-    layout = _MeshLayout.fit(mesh, width, y)
-    _draw_lines(sheet, layout, sent)
+    layout = _MeshLayout(mesh, width, y + 46)
+    _draw_machines(sheet, layout, per_machine or ranks)
+    _draw_traffic(sheet, layout, sent, ranks)
     _draw_pulses(sheet, layout, step)
-    for rank in range(mesh[0] * mesh[1] * mesh[2]):
-        _draw_rank(sheet, rank, layout.place(rank), MACHINES[rank // per_machine % 2 if per_machine else 0])
-    sheet.height = _draw_table(sheet, sent, predicted, layout.bottom, MACHINES if per_machine else ())
-    return Picture(sheet, _summary(mesh, sent, predicted, origin), table(COLUMNS, _rows(sent)))
+    for rank in range(ranks):
+        with sheet.group(data_name=f"rank {rank}", cursor="pointer"):
+            x, y = layout.place(rank)
+            draw_device(sheet, x - SIZE / 2, y - SIZE / 2, SIZE, SIZE, rank, is_small=True)
+    sheet.height = _draw_table(sheet, sent, predicted, layout.bottom)
+    clock = Clock.of(step.timeline, _says(step)) if step.transfers else None
+    lights, rows = [f"rank {rank}" for rank in range(ranks)], table(COLUMNS, _rows(sent))
+    return Picture(sheet, _summary(mesh, sent, predicted, origin), rows, clock=clock, lights=lights)
 
 
 class _MeshLayout(NamedTuple):
-    """The places of ranks. left, top: the center of rank 0.  pitch: pixels for a step of 1."""
+    """The places of ranks. top: of the first stage."""
 
     mesh: Sizes
-    left: float
+    width: float
     top: float
-    pitch: float
 
-    @classmethod
-    def fit(cls, mesh: Sizes, width: float, y: float) -> _MeshLayout:
-        reach = [sum((n - 1) * abs(STRIDES[axis][i]) for axis, n in zip(AXES, mesh, strict=True)) for i in (0, 1)]
-        pitch = min(PITCH, (width - 2 * EDGE) / max(reach[0], 1e-9), 1.15 * PITCH / max(reach[1], 1e-9))
-        pitch = max(pitch, 2.1 * RADIUS / STRIDES["dp"][0])  # so ranks do not touch
-        up = (mesh[0] - 1) * -STRIDES["dp"][1] * pitch
-        bulge = min(BULGE * (mesh[2] - 1) * STRIDES["tp"][0] * pitch, HIGHEST) / 2 if mesh[2] > 2 else 0.0
-        return cls(mesh, (width - reach[0] * pitch) / 2, y + up + bulge + 2 * RADIUS, pitch)
+    @property
+    def pitch(self) -> float:
+        dp, _, tp = self.mesh
+        return min(PITCH, (self.width - 70) / (dp * tp - 1 + SHARED * (dp - 1) or 1))
 
     def place(self, rank: int) -> tuple[float, float]:
-        _, pp, tp = self.mesh
-        where = {"dp": rank // (pp * tp), "pp": rank // tp % pp, "tp": rank % tp}
-        right, down = (sum(where[axis] * STRIDES[axis][i] for axis in AXES) for i in (0, 1))
-        return self.left + right * self.pitch, self.top + down * self.pitch
+        dp, pp, tp = self.mesh
+        d, p, t = rank // (pp * tp), rank // tp % pp, rank % tp
+        whole = self.pitch * (dp * tp - 1 + SHARED * (dp - 1))
+        return (self.width - whole) / 2 + self.pitch * (d * (tp + SHARED) + t), self.top + HIGH * p
 
     @property
     def bottom(self) -> float:
-        return self.top + (self.mesh[1] - 1) * STRIDES["pp"][1] * self.pitch + 2 * RADIUS + 14
+        return self.top + HIGH * (self.mesh[1] - 1) + 62
 
-    def neighbors(self, axis: str, one: int, other: int) -> bool:
-        """Whether two ranks lie side by side on an axis."""
-        stride = {"dp": self.mesh[1] * self.mesh[2], "pp": self.mesh[2], "tp": 1}[axis]
-        return abs(one - other) == stride
+    def curve(self, axis: str, one: int, other: int) -> tuple[str, float, float]:
+        """The path between two ranks, straight where they are neighbors, and its middle."""
+        (x1, y1), (x2, y2) = self.place(one), self.place(other)
+        is_straight = abs(one - other) == (self.mesh[2] if axis == "pp" else 1)
+        right, down = (-40.0, 0.0) if axis == "pp" else (0.0, BULGE[axis])
+        x, y = ((x1 + x2) / 2 + right * (not is_straight), (y1 + y2) / 2 + down * (not is_straight))
+        path = f"M{x1:.1f},{y1:.1f}Q{2 * x - (x1 + x2) / 2:.1f},{2 * y - (y1 + y2) / 2:.1f} {x2:.1f},{y2:.1f}"
+        return path, x, y
 
 
-def between(sent: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+def between(sent: Mapping[Pair, int]) -> dict[Pair, int]:
     """Bytes between two ranks, both ways, the lower rank first."""
-    both = Counter[tuple[int, int]]()
+    both = Counter[Pair]()
     for (source, target), count in sent.items():
         both[min(source, target), max(source, target)] += count
     return {pair: count for pair, count in sorted(both.items()) if count}
 
 
-def _draw_lines(sheet: Sheet, layout: _MeshLayout, sent: BytesByAxis) -> None:
-    lines = {axis: between(sent.get(axis, {})) for axis in LOOKS}
-    most = max((count for of_axis in lines.values() for count in of_axis.values()), default=1)
-    for axis, of_axis in lines.items():
-        for (one, other), count in of_axis.items():
-            tip = f"{NAMES[axis]}: {count:,} bytes between rank {one} and rank {other}, both ways"
-            width = THIN + (WIDE - THIN) * count / most
-            sheet.path(_line(layout, axis, one, other), tip, stroke_width=width, fill="none", **_look(axis))
-    for axis, of_axis in lines.items():
-        if of_axis:
-            _label(sheet, layout, axis, of_axis)
+def _draw_machines(sheet: Sheet, layout: _MeshLayout, per_machine: int) -> None:
+    ranks = layout.mesh[0] * layout.mesh[1] * layout.mesh[2]
+    for number, first in enumerate(range(0, ranks, per_machine)):
+        (left, top), (right, bottom) = layout.place(first), layout.place(first + per_machine - 1)
+        edge = min(36.0, 0.5 * layout.pitch - 2)
+        draw_machine(sheet, left - edge, top - 32, right - left + 2 * edge, bottom - top + 60, number)
+
+
+def _draw_traffic(sheet: Sheet, layout: _MeshLayout, sent: BytesByAxis, ranks: int) -> None:
+    """Draw all lines, and over them those of each rank, with their bytes, for when it is lit up."""
+    lines = [(axis, *one) for axis in LOOKS for one in between(sent.get(axis, {})).items()]
+    most = max((count for *_, count in lines), default=1)
+    with sheet.group(**{"class": "course-fades"}):
+        for line in lines:
+            _draw_line(sheet, layout, most, *line)
+    for rank in range(ranks):
+        with sheet.group(data_light=f"rank {rank}", visibility="hidden"):
+            for axis, pair, count in lines:
+                if rank in pair:
+                    _draw_line(sheet, layout, most, axis, pair, count)
+                    _draw_bytes(sheet, layout, axis, pair, rank, count)
+
+
+def _draw_line(sheet: Sheet, layout: _MeshLayout, most: int, axis: str, pair: Pair, count: int) -> None:
+    tip = f"{NAMES[axis]}: {count:,} bytes between rank {pair[0]} and rank {pair[1]}, both ways"
+    look = {"stroke": LOOKS[axis].color, "stroke_dasharray": LOOKS[axis].dash or "none"}
+    width = THIN + (WIDE - THIN) * count / most
+    sheet.path(layout.curve(axis, *pair)[0], tip, stroke_width=width, fill="none", **look)
+
+
+def _draw_bytes(sheet: Sheet, layout: _MeshLayout, axis: str, pair: Pair, rank: int, count: int) -> None:
+    """Write the bytes of a line nearer to the other rank."""
+    _, x, y = layout.curve(axis, *pair)
+    other, _ = layout.place(pair[0] if rank == pair[1] else pair[1])
+    sheet.text(x + 0.1 * (other - x), y + 4, data_size(count), text_anchor="middle", font_size=11, **HALO)
 
 
 def _draw_pulses(sheet: Sheet, layout: _MeshLayout, step: MeshStep) -> None:
     """Draw dots over each line while a message is on its way, long enough to be seen."""
-    zero, whole = began(step.timeline), step.timeline.makespan
     for axis in LOOKS:
         for pair, spans in step.transfers.get(axis, {}).items():
-            starts = [(span, (span.start - zero) / whole) for span in spans]
-            times = moving((start, start + max(GLIMPSE, span.duration / whole)) for span, start in starts)
+            shares = [share_of(step.timeline, span.start, span.end) for span in spans]
+            times = moving((start, max(end, start + GLIMPSE)) for start, end in shares)
             with sheet.group(**times, fill="none", stroke="currentColor", **PULSE):
-                sheet.path(_line(layout, axis, min(pair), max(pair)))
+                sheet.path(layout.curve(axis, min(pair), max(pair))[0])
 
 
-def _look(axis: str) -> dict[str, object]:
-    return {"stroke": LOOKS[axis].color, "stroke_dasharray": LOOKS[axis].dash or "none"}
+def _says(step: MeshStep) -> Iterator[tuple[float, str]]:
+    """Who talks, whenever that changes."""
+    spans = [(axis, span) for axis in LOOKS for spans in step.transfers.get(axis, {}).values() for span in spans]
+    said = ""
+    for when in sorted({time for _, span in spans for time in (span.start, span.end)}):
+        axes = {axis for axis, span in spans if span.start <= when < span.end}
+        text = f"{listed([TALK[axis] for axis in LOOKS if axis in axes] or ['nobody'])} on the line."
+        if text != said:
+            yield when, text
+        said = text
 
 
-def _line(layout: _MeshLayout, axis: str, one: int, other: int) -> str:
-    (x1, y1), (x2, y2) = layout.place(one), layout.place(other)
-    if layout.neighbors(axis, one, other):
-        return f"M{x1:.1f},{y1:.1f}L{x2:.1f},{y2:.1f}"
-    # The line bends outwards: above tensor ranks, on other axes where the grid ends.
-    right, down = (y1 - y2, x2 - x1) if axis != "tp" else (0.0, x1 - x2)
-    bulge = min(BULGE, HIGHEST / math.hypot(right, down))
-    right, down = (x1 + x2) / 2 + bulge * right, (y1 + y2) / 2 + bulge * down
-    return f"M{x1:.1f},{y1:.1f}Q{right:.1f},{down:.1f} {x2:.1f},{y2:.1f}"
-
-
-def _label(sheet: Sheet, layout: _MeshLayout, axis: str, lines: Mapping[tuple[int, int], int]) -> None:
-    """Write the bytes of one line of an axis where nothing else is drawn: below, left of or right of the grid."""
-    _, pp, tp = layout.mesh
-    first = {"dp": pp * tp - 1, "pp": 0, "tp": (pp - 1) * tp}[axis]
-    pair = next(pair for pair in lines if pair[0] == first and layout.neighbors(axis, *pair))
-    (x1, y1), (x2, y2) = map(layout.place, pair)
-    right, down, anchor = {"dp": (14, 16, "start"), "pp": (-12, 4, "end"), "tp": (0, 22, "middle")}[axis]
-    x, y = (x1 + x2) / 2 + right, (y1 + y2) / 2 + down
-    if axis == "dp" and layout.mesh[0] > 2:  # a curve is there
-        x, y = x1 + right, y1 + RADIUS + 12
-    sheet.text(x, y, data_size(lines[pair]), text_anchor=anchor, font_size=11, **HALO)
-
-
-def _draw_rank(sheet: Sheet, rank: int, place: tuple[float, float], machine: Style) -> None:
-    x, y = place
-    size = 2 * RADIUS
-    tip = f"rank {rank}, {machine.label}"
-    sheet.box(x - RADIUS, y - RADIUS, size, size, tip=tip, rx=RADIUS, fill=machine.fill, stroke="currentColor")
-    sheet.text(x, y + 4.5, rank, text_anchor="middle", font_weight="bold", fill=machine.text)
-
-
-def _draw_table(
-    sheet: Sheet, sent: BytesByAxis, predicted: Mapping[str, int] | None, y: float, machines: Sequence[Style]
-) -> float:
+def _draw_table(sheet: Sheet, sent: BytesByAxis, predicted: Mapping[str, int] | None, y: float) -> float:
     """Draw the bytes sent on each axis, all ranks together, beside the predicted ones. Returns y below them."""
     room = sheet.width - 2 * MARGIN
     columns = [MARGIN + share * room for share in RIGHT]
-    draw_legend(sheet, {f"machine{number}": style for number, style in enumerate(machines)}, y - 2)
     for x, text in zip(columns, ("sent in a step", "predicted") if predicted else ("sent in a step",), strict=False):
         sheet.text(x, y + 12, text, text_anchor="end", font_size=11)
     for axis in (axis for axis in NAMES if axis in sent):

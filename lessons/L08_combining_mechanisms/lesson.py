@@ -14,15 +14,22 @@
 #
 # You know three ways to share work. They cut three different things: data parallelism the minibatch, pipeline
 # parallelism the list of layers, tensor parallelism every layer. So they can be used together. Think of eight ranks as
-# a block: two **replicas**, each a pipeline of two **stages**, each stage on two **tensor ranks**.
+# a block: two **replicas** side by side, each a pipeline of two **stages**, one below the other, each stage on two
+# **tensor ranks**. Here are their lines in one training step, as wide as what was sent over them.
 #
-#                     replica 0                      replica 1
-#     stage 0     rank 0 ===== rank 1            rank 4 ===== rank 5
-#                   |            |                 |            |
-#     stage 1     rank 2 ===== rank 3            rank 6 ===== rank 7
-#
-# *Predict:* with which ranks does rank 5 have to talk, and about what? Then let the ranks say it themselves. `Mesh`
-# puts each of them into its groups:
+# *Predict:* with which ranks does rank 5 have to talk, and about what? Then click on it, or choose it under *Light up*.
+# *Play* shows when.
+
+# %%
+from course_lib.classroom.widgets import play
+from lessons.L08_combining_mechanisms.figure import mesh_map
+from lessons.L08_combining_mechanisms.runs import PER_MACHINE, HybridExperiment
+
+step = HybridExperiment((2, 2, 2)).run()
+play(mesh_map((2, 2, 2), step, per_machine=PER_MACHINE, width=640, title="A step of eight ranks in two machines"))
+
+# %% [markdown]
+# The ranks can say it themselves, too. `Mesh` puts each of them into its groups:
 
 # %%
 import torch
@@ -205,8 +212,6 @@ Card("which_axis_across")
 # a mesh and adds up, for every two ranks, what went from one to the other.
 
 # %%
-from lessons.L08_combining_mechanisms.runs import HybridExperiment
-
 for samples in (64, 256):
     step = HybridExperiment((2, 2, 2), samples=samples).run()
     counts = {axis: sum(step.sent[axis].values()) for axis in ("tp", "pp", "dp")}
@@ -221,8 +226,6 @@ for samples in (64, 256):
 # Here is the block of the second run. Lines are as wide as what is sent over them:
 
 # %%
-from lessons.L08_combining_mechanisms.figure import mesh_map
-
 mesh_map((2, 2, 2), step, title="Who talks to whom, with 256 samples?")
 
 # %% [markdown]

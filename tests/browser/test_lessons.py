@@ -85,6 +85,7 @@ def test_data_parallelism(lab: Any) -> None:
         before = step.inner_html()
         switch()
         expect(step).not_to_have_js_property("innerHTML", before, timeout=MOVE)
+    expect(step).to_contain_text("before (thin bars): ")
     a_step_is_pinned(explorer)
     an_answer_is_folded_until_it_is_opened(page)
     pieces_go_around_a_ring(cell(page, "collective_explorer("))
@@ -97,7 +98,7 @@ def a_step_is_pinned(explorer: Locator) -> None:
     says(explorer, "It takes exactly as long as the pinned one (ranks 2,")
     press(explorer, "ranks", "ArrowRight")
     says(explorer, "than the pinned one, ")
-    expect(pictures(explorer).last).to_contain_text("pinned, emulated")
+    expect(pictures(explorer).last).to_contain_text("pinned (thin bars)")
     explorer.get_by_role("button", name="Unpin").click()
     expect(pictures(explorer).last).not_to_contain_text("pinned", timeout=MOVE)
 
@@ -124,7 +125,7 @@ def an_answer_is_folded_until_it_is_opened(page: Page) -> None:
 def pieces_go_around_a_ring(explorer: Locator) -> None:
     """Play a collective with the mouse, then go step by step with the keyboard."""
     high = fits_one_screen(explorer)
-    complete = explorer.locator("g[data-when]:not([data-fly])").filter(has_text="01234567").locator("visible=true")
+    complete = explorer.locator("g:not([data-fly]) > circle[stroke-width='2.5']").locator("visible=true")
     flying = explorer.locator("g[data-fly]").locator("visible=true")
     assert (complete.count(), flying.count()) == (8, 0)  # half way
     explorer.get_by_role("button", name="Play", exact=True).click()
@@ -141,7 +142,7 @@ def pieces_go_around_a_ring(explorer: Locator) -> None:
     press(explorer, "ranks", "ArrowLeft")
     says(explorer, "7 ranks")
     expect(slider(explorer, "Time")).to_have_count(0)
-    for key, way in (("End", "Tree broadcast"), ("ArrowLeft", "Tree all-reduce")):
+    for key, way in (("End", "Tree broadcast"), ("ArrowLeft", "Hierarchical all-reduce")):
         press(explorer, "collective", key)
         says(explorer, f"{way}: 7 ranks")
     drag(explorer, "ranks", 0.0)
@@ -164,7 +165,7 @@ def lesson_is_whole_the_next_day(lab: Any, page: Page) -> None:
     notebook.wait_until_idle()
     lab.server.end_kernels()
     page = lab.open("notebooks/02_data_parallelism.ipynb", anew=True).page
-    expect(page.get_by_text("Run this cell")).to_have_count(number, timeout=MOVE)
+    expect(page.get_by_text("Run this cell")).to_have_count(number + 1, timeout=MOVE)  # and the player of a step
     assert page.get_by_text("model not found").count() == 0
     assert cell(page, "DataParallelExplorer()").locator(f"{OURS} img").count() == 2
 
@@ -195,6 +196,7 @@ def test_a_figure_stays_when_the_theme_changes(lab: Any) -> None:
     assert before["height"] > 200
     notebook.page.emulate_media(color_scheme="dark")
     notebook.page.locator("body[data-jp-theme-light=false]").wait_for(state="attached")
+    expect(figure.locator(".xtick text").first).to_have_css("fill", "rgba(255, 255, 255, 0.87)")
     notebook.page.wait_for_timeout(2000)  # only after a while is it certain that it stays
     after = figure.bounding_box()
     notebook.page.emulate_media(color_scheme="light")

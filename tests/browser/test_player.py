@@ -26,6 +26,15 @@ quick, Player._esm = Player._esm, Player._esm.replace("const RUN = 8000;", "cons
 assert Player._esm != quick
 play(timeline)"""
 
+MESH = """
+from course_lib import Span, Timeline
+from lessons.L08_combining_mechanisms.figure import mesh_map
+from lessons.L08_combining_mechanisms.runs import MeshStep
+spans = [Span(rank, "transfer", "all_reduce", 0.01, 0.02, bytes=8000) for rank in (0, 1)]
+timeline = Timeline([Span(0, "forward", "", 0.0, 0.04), *spans], 2, "emulated")
+transfers = {"tp": {(0, 1): spans[:1], (1, 0): spans[1:]}}
+play(mesh_map((1, 1, 2), MeshStep(timeline, {"tp": {(0, 1): 8000, (1, 0): 8000}}, 0.0, transfers)))"""
+
 
 def shown() -> Timeline:
     names: dict[str, Any] = {}
@@ -50,7 +59,7 @@ def plays_beyond(where: Page | Locator, when: float) -> None:
 
 
 def test_a_timeline_is_played_with_the_mouse_and_the_keyboard(lab: Any) -> None:
-    lab.write("notebooks/player.ipynb", CELL, "1 + 1")
+    lab.write("notebooks/player.ipynb", CELL, "1 + 1", MESH)
     notebook = lab.open("notebooks/player.ipynb")
     notebook.run_all()
     page: Page = notebook.page
@@ -63,6 +72,7 @@ def test_a_timeline_is_played_with_the_mouse_and_the_keyboard(lab: Any) -> None:
     without_motion_it_jumps(page, player)
     the_slider_scrubs(player)
     a_micro_batch_lights_up(page, player)
+    a_rank_lights_up(page, page.get_by_role("group", name="Player of a picture"))
     assert violations(page) == []
     a_presenter_plays_the_selected_cell(page, player)
 
@@ -103,7 +113,7 @@ def space_starts_and_stops(page: Page, player: Locator) -> None:
     stopped = at(player)
     page.wait_for_timeout(100)
     assert at(player) == stopped
-    assert page.locator(".jp-CodeCell").count() == 2
+    assert page.locator(".jp-CodeCell").count() == 3
 
 
 def it_stops_at_the_end_and_begins_anew(page: Page, player: Locator) -> None:
@@ -150,9 +160,9 @@ def the_slider_scrubs(player: Locator) -> None:
 
 def a_micro_batch_lights_up(page: Page, player: Locator) -> None:
     of_it = sum(span.micro_batch == 2 for span in shown().spans)
-    holes = player.locator("mask rect[fill=black]")
+    holes = re.compile(rf"^M[^M]*(M[^M]*){{{of_it}}}$")  # in the veil
     player.get_by_text(re.compile("^2$")).first.hover(force=True)
-    expect(holes).to_have_count(of_it)
+    expect(player.locator(".course-veil")).to_have_attribute("d", holes)
     arrows = player.locator(".course-arrow")
     expect(arrows).to_have_count(2 * 2)  # down two ranks, and up again
     page.mouse.move(0, 0)
@@ -161,18 +171,38 @@ def a_micro_batch_lights_up(page: Page, player: Locator) -> None:
     player.get_by_label("Light up").focus()
     for _ in range(1 + 3):  # past nothing, to micro-batch 3; letters would have to follow each other within a second
         page.keyboard.press("ArrowDown")
-    expect(holes).to_have_count(of_it)
+    expect(player.locator(".course-veil")).to_have_attribute("d", holes)
     expect(player.locator(".course-veil")).to_have_count(1)
     expect(arrows).to_have_count(2 * 2)
-    messages = sum(span.kind == "transfer" for span in shown().spans)
     page.keyboard.press("End")
     expect(player.get_by_label("Light up")).to_have_value("messages")
-    expect(arrows).to_have_count(messages)
+    expect(arrows).to_have_count(2 * 2 * 4)  # also of those that nobody had to wait for
     player.get_by_label("Light up").select_option("nothing")
     player.locator("rect").filter(has_text="transfer, recv").first.hover(force=True)
     expect(arrows).to_have_count(1)
     page.mouse.move(0, 0)
     expect(arrows).to_have_count(0)
+
+
+def a_rank_lights_up(page: Page, mesh: Locator) -> None:
+    """Choose ranks with the mouse and with keys, and see when a line is in use."""
+    size, lines, pulses = (
+        mesh.locator("[data-light] text"),
+        mesh.locator(".course-fades"),
+        mesh.locator(".course-pulse.course-on"),
+    )
+    expect(size.locator("visible=true")).to_have_count(0)
+    mesh.locator("[data-name='rank 1']").click()
+    expect(size.locator("visible=true")).to_have_text("16 kB")
+    expect(lines).to_have_css("opacity", "0.15")
+    mesh.get_by_label("Light up").press("Home")
+    expect(size.locator("visible=true")).to_have_count(0)
+    expect(lines).to_have_css("opacity", "1")
+    slider(mesh, "Time").press("ArrowRight")
+    expect(mesh.locator(".course-doing")).to_contain_text("At 10 ms: tensor ranks on the line.")
+    expect(pulses).to_have_count(2)
+    slider(mesh, "Time").press("End")
+    expect(pulses).to_have_count(0)
 
 
 def a_presenter_plays_the_selected_cell(page: Page, player: Locator) -> None:

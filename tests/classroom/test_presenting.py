@@ -73,7 +73,7 @@ def test_presenting_keeps_the_settings_of_the_lab_and_adds_its_own(root: Path, t
     for file, source in {"lab/overrides.json": "overrides.json", "custom/lab.css": "custom/custom.css"}.items():
         assert (tmp_path / "stage" / file).read_bytes() == (SETTINGS / source).read_bytes()
     themes = json.loads((lab / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings").read_bytes())
-    assert themes["overrides"]["content-font-size1"] == "20px"
+    assert themes["overrides"]["content-font-size1"] == "28px"
 
 
 def test_whoever_has_no_token_gets_nothing_but_styles(root: Path, tmp_path: Path) -> None:

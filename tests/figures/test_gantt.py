@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -212,14 +213,27 @@ def test_the_table_has_each_rank_in_milliseconds() -> None:
     assert (of_second["origin"], of_second["rank"], of_second["sent (bytes)"]) == ("measured", 1, 4096)
 
 
-def test_a_pinned_timeline_lies_below_on_the_same_axis_and_is_smaller() -> None:
-    still = gantt(gpipe(8, 4))
-    assert still.beside
-    picture = still.beside(gpipe(4, 8))
-    shown, pinned = picture.timelines
-    assert (pinned.timeline.world_size, pinned.scale) == (4, shown.scale)
-    assert pinned.top > shown.bottom
-    assert pinned.lanes.pitch < shown.lanes.pitch < still.timelines[0].lanes.pitch
-    assert texts(picture.svg).count("pinned, modelled (calculated, not run): 4 ranks, 340 ms") == 1
-    assert {row["rank"] for row in picture.rows} == set(range(8))
-    assert max(bar.x + bar.width for bar in pinned.bars()) == pytest.approx(shown.scale.right)
+def test_the_run_before_lies_thin_under_the_same_ranks_on_one_axis_with_its_end() -> None:
+    still = gantt(gpipe(2, 4), usual=1.0)
+    assert still.over
+    picture = still.over(ghost=gpipe(4, 8))
+    (panel,) = picture.timelines
+    thin = [strip for strip in strips(picture.svg) if strip.height == 4]
+    assert {strip.y for strip in thin} == {panel.row(rank) + panel.lanes.bar + 1 for rank in range(2)}
+    assert max(strip.x + strip.width for strip in thin) <= panel.scale.left + panel.scale.pixels(0.34)
+    assert "before (thin bars): 340 ms" in texts(picture.svg)
+    assert {row["rank"] for row in picture.rows} == {0, 1}
+
+
+def test_an_axis_stays_until_a_run_is_longer_and_then_says_that_it_is_doubled() -> None:
+    short, longer, longest = (gantt(gpipe(2, m), usual=0.2) for m in (2, 4, 16))
+    (one,), (two,), (four,) = (picture.timelines for picture in (short, longer, longest))
+    assert (one.scale.seconds, two.scale.seconds, four.scale.seconds) == (0.2, 0.2, 0.8)
+    assert not any("as usual" in text for text in texts(longer.svg))
+    assert "this axis is 4 times as long as usual" in texts(longest.svg)
+
+
+def test_a_pipeline_says_its_bubble() -> None:
+    timeline = simulate(SCHEDULES["gpipe"](4, 8), 1.0, 1.0)
+    assert any(text.endswith(", bubble 27%") for text in texts(gantt(timeline).svg))  # 3 / (8 + 3)
+    assert not any("bubble" in text for text in texts(gantt(replace(gpipe(4, 8), spans=[])).svg))

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from course_lib.classroom.widgets.player import Player
+    from course_lib.figures import Picture
     from course_lib.timeline import Timeline
 
 
-def play(timeline: Timeline, title: str | None = None) -> Player:
-    """A player of a timeline: space starts and stops it, arrows go from event to event."""
+def play(what: Timeline | Picture, title: str | None = None, follow: int | None = None) -> Player:
+    """A player of a timeline or of a picture that moves: space starts and stops it, arrows go from event to event.
+
+    follow: a micro-batch to light up from the start; then it begins to play by itself.
+    """
     from course_lib.classroom.widgets.player import Player
 
-    return Player(timeline, title)
+    return Player(what, title, follow)

@@ -28,7 +28,7 @@ from course_lib.classroom import questions
 from course_lib.classroom.questions import plan_text
 from course_lib.classroom.questions.forms import Choice, FreeText, Number, Ordering, PlanForm
 from course_lib.classroom.questions.markup import inline, to_html, to_text
-from course_lib.classroom.questions.outcome import Feedback
+from course_lib.classroom.questions.outcome import VERDICTS, Feedback
 from course_lib.classroom.questions.question import Question, is_for_a_room
 from course_lib.classroom.widgets import answers
 from course_lib.classroom.widgets.running import Running, attempt, explained, said, shown
@@ -241,7 +241,8 @@ class Card:
     def _run_the_room_s_answer(self) -> list[Feedback]:
         form: Any = self.question.form
         answer = form.read(self.field.answer)
-        return [Feedback(form.words(answer), form.run(answer))]
+        outcome = form.run(answer)
+        return [Feedback("", outcome, title=f"{VERDICTS[outcome.right]} {form.words(answer)}")]
 
     def _timed(self, run: Callable[[], list[Feedback]]) -> list[Feedback]:
         """Show that a run is in progress and, if it has run before, how much longer it takes."""

@@ -56,19 +56,19 @@ def beside_pinned(seconds: float, pinned: float) -> str:
 
 
 class View(NamedTuple):
-    """The view of one setting: sentences under the controls, and pictures beside them and below.
+    """The view of one setting: sentences under the controls, a picture beside them and maybe one below.
 
     left: the number of views to come.
     """
 
     sentences: str
     beside: Picture
-    below: Picture
+    below: Picture | None = None
     left: int = 0
 
     @property
-    def pictures(self) -> tuple[Picture, Picture]:
-        return self.beside, self.below
+    def pictures(self) -> list[Picture]:
+        return [picture for picture in (self.beside, self.below) if picture]
 
 
 class Runs(dict[Any, Any]):
@@ -94,7 +94,7 @@ class Explorer:
     heights: pixels reserved for the part above, and for the picture below, so that nothing moves when they grow.
 
     An error is shown in place of the sentences, and the next move works. If a picture shows a timeline, a button plays
-    it, until the next move, and another one pins it, to be compared with later ones.
+    it, until the next move. Under it lies the run of the setting before, in thin bars, or the one that a button pins.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class Explorer:
         self.running, self._stage = Running(), widgets.VBox()
         self.play, self.pin = Button(self._open_player), Button(self._pin_or_unpin)
         self._pinned: tuple[Timeline, str] | None = None  # their setting
+        self._before: Timeline | None = None  # the run of the last setting
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
         self._seconds = {"first": 0.0, "next": 0.0}  # seconds that the last such view took
@@ -133,6 +134,7 @@ class Explorer:
             return
         self._box.add_class("course-old")
         self._close_player()
+        self._before = next(iter(self._timelines), None)
         if self._try(self._move):
             self.running.end()
             self._plan(PAUSE)
@@ -156,9 +158,10 @@ class Explorer:
             self._fail(f"{self.view.sentences if self.view else ''} Stopped. {AGAIN}".strip())
 
     def _open_player(self) -> None:
-        """Open a player for the first run in the pictures, in place of the picture below."""
-        self.below.layout.display = "none"
-        self._stage.children = [Player(self._timelines[0])]
+        """Open a player: of the picture that moves, or of the first run, in place of the picture below."""
+        runs, clocked = self._timelines, [picture for picture in self._pictures if picture.clock]
+        self.below.layout.display = "none" if runs else None
+        self._stage.children = [Player(runs[0]) if runs else Player(clocked[0], is_shown=False)]
 
     def _pin_or_unpin(self) -> None:
         """Pin the first run in the pictures, to compare others with it; or unpin it."""
@@ -174,8 +177,11 @@ class Explorer:
 
     @property
     def _timelines(self) -> list[Timeline]:
-        pictures = self.view.pictures if self.view else ()
-        return [panel.timeline for picture in pictures for panel in picture.timelines]
+        return [panel.timeline for picture in self._pictures for panel in picture.timelines]
+
+    @property
+    def _pictures(self) -> list[Picture]:
+        return self.view.pictures if self.view else []
 
     def _move(self) -> None:
         self.running.begin("Running", self._seconds["first"])
@@ -237,20 +243,22 @@ class Explorer:
     def _draw(self, view: View) -> None:
         self.view, self._shown = view, [control.value for control in self.controls]
         self._box.remove_class("course-old")
-        if self._pinned and self._timelines:
-            view = self._with_pinned(view, *self._pinned)
-        self.sentences.value = said(view.sentences)
-        self.play.label = "Play" if self._timelines else ""
-        self.pin.label = self.play.label and ("Unpin" if self._pinned else "Pin")
-        for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=True)):
+        ghost, name, text = self._ghost()
+        self.sentences.value = said(view.sentences + text)
+        self.pin.label = ("Unpin" if self._pinned else "Pin") if self._timelines else ""
+        self.play.label = "Play" if self._timelines or any(picture.clock for picture in view.pictures) else ""
+        for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=False)):
             # The same ids each time, so that an unchanged picture is not sent again.
-            place.value = f"<div style='line-height:1.4'>{picture.inline(f'{self._key}-{number}')}</div>"
+            over = picture.over(ghost=ghost, ghost_name=name) if picture.over and ghost else picture
+            place.value = f"<div style='line-height:1.4'>{over.inline(f'{self._key}-{number}')}</div>"
 
-    def _with_pinned(self, view: View, pinned: Timeline, setting: str) -> View:
-        """The view with the pinned run beside it, and a sentence that compares their times."""
-        difference = beside_pinned(self._timelines[0].makespan, pinned.makespan)
-        beside, below = (one.beside(pinned) if one.beside else one for one in view.pictures)
-        return View(f"{view.sentences} {difference} ({setting}).", beside, below)
+    def _ghost(self) -> tuple[Timeline | None, str, str]:
+        """The run under the first one: the pinned one, with a sentence that compares their times, or the one before."""
+        runs = self._timelines
+        if self._pinned and runs:
+            run, setting = self._pinned
+            return run, "pinned", f" {beside_pinned(runs[0].makespan, run.makespan)} ({setting})."
+        return None if self._before in runs else self._before, "before", ""
 
     def _arrange(self, above: int, below: int) -> Any:
         self.play.layout.order = self.pin.layout.order = "-1"  # shown first, though Stop comes first with the Tab key

@@ -30,8 +30,8 @@ function made(name, properties = {}) {
 }
 
 // Where something begins or ends, from the left; of what lies close together the last.
-function events({ left, width, bars }) {
-  const all = bars.flatMap(bar => [bar.x, bar.x + bar.width]).sort((a, b) => a - b);
+function events({ left, width, bars, says = [] }) {
+  const all = [...bars.flatMap(bar => [bar.x, bar.x + bar.width]), ...says.map(([x]) => x)].sort((a, b) => a - b);
   const apart = all.filter((x, i) => i === all.length - 1 || all[i + 1] - x > NEAR);
   return [left, ...apart.filter(x => x > left + NEAR && x < left + width - NEAR), left + width];
 }
@@ -63,8 +63,10 @@ function middle({ rows, row }, rank) {
   return rows[rank] + row.bar / 2;
 }
 
+// All that is handed on by micro-batches; without any, what the trace has.
 function messagesAmong(bars) {
-  return bars.filter(bar => bar.isMessage).map(bar => ({ ...bar, source: bar.peer, target: bar.rank }));
+  const ways = microBatches(bars).flatMap(one => waysOf(one, bars));
+  return ways.length ? ways : bars.filter(bar => bar.isMessage).map(bar => ({ ...bar, source: bar.peer, target: bar.rank }));
 }
 
 // From where each result of a micro-batch was computed and sent to where another rank needed it. Where several ranks
@@ -116,7 +118,7 @@ function flights(places) {
     const y = from + (to - from) * Math.min(1, (x - message.x) / message.width);
     const path = { x1: message.x, y1: from, x2: message.x + message.width, y2: to };
     const text = drawn("text", { x: x + 9, y: y + 4, fill: "currentColor", "stroke-width": 4, "paint-order": "stroke" });
-    text.textContent = size(message.bytes);
+    text.textContent = message.bytes ? size(message.bytes) : "";
     return [
       drawn("line", { ...path, "stroke-width": 5 }),
       drawn("line", { ...path, stroke: COLOR, "stroke-width": 2 }),
@@ -161,22 +163,20 @@ function boxes({ held, rows, row, sheet }) {
 
 // A veil over the rows with holes where the bars of one micro-batch are.
 function veil({ bars, left, width, rows, row }) {
-  const id = `veil-${Math.random().toString(36).slice(2)}`; // two with the same would lose their holes
-  const whole = { x: left, y: rows[0] - 1, width, height: rows.at(-1) + row.bar + row.lane + 2 - rows[0] };
   const group = drawn("g");
-  const mask = drawn("mask", { id, maskUnits: "userSpaceOnUse", ...whole });
-  const cover = { ...whole, fill: "var(--jp-layout-color0, #fff)", "fill-opacity": 0.8, mask: `url(#${id})` };
+  const outline = ({ x, y, width, height }) => `M${x},${y}h${width}v${height}h${-width}z`;
+  const whole = { x: left, y: rows[0] - 1, width, height: rows.at(-1) + row.bar + row.lane + 2 - rows[0] };
+  const look = { fill: "var(--jp-layout-color0, #fff)", "fill-opacity": 0.8, "fill-rule": "evenodd", class: "course-veil" };
   const light = microBatch => {
     const lit = microBatch === null ? [] : bars.filter(bar => bar.microBatch === microBatch);
-    const holes = lit.map(({ x, y, width, height }) => drawn("rect", { x, y, width, height, fill: "black" }));
-    mask.replaceChildren(drawn("rect", { ...whole, fill: "white" }), ...holes);
-    group.replaceChildren(...(lit.length ? [mask, drawn("rect", { ...cover, class: "course-veil" })] : []));
+    const d = [whole, ...lit].map(outline).join("");
+    group.replaceChildren(...(lit.length ? [drawn("path", { ...look, d })] : []));
   };
   return { group, light };
 }
 
 // What every rank does at x, in words. It is read aloud where nothing moves.
-function words({ bars, rows, held, left, width, length, unit }) {
+function words({ bars, rows, held, left, width, length, unit, says = [] }) {
   const line = made("p", { className: "course-doing" });
   line.setAttribute("aria-atomic", "true");
   const ofRank = rows.map((_, rank) => bars.filter(bar => bar.rank === rank && !bar.isBackground));
@@ -189,7 +189,8 @@ function words({ bars, rows, held, left, width, length, unit }) {
       const holding = held[rank].length > 1 ? ` (holds ${counted(count)})` : "";
       return part("span", `rank ${rank}: ${doing(bars, x)}${holding}. `);
     });
-    line.replaceChildren(part("b", `At ${when(x)}: `), ...ranks);
+    const now = says.findLast(([start]) => start <= x + EXACT)?.[1] ?? "";
+    line.replaceChildren(part("b", `At ${when(x)}: `), ...(says.length ? [part("span", now)] : ranks));
   };
   return { line, say, when };
 }
@@ -200,7 +201,7 @@ function under(event, svg) {
 }
 
 // What follows the time in the pictures around: data-when says in which shares of it something is seen, data-fly how
-// many pixels it goes down meanwhile.
+// many pixels it goes right and down meanwhile.
 function followers({ left, width }, el) {
   const all = () => [...(el.closest(".course-live") ?? el).querySelectorAll("[data-when]")];
   const look = (part, now) => {
@@ -211,24 +212,30 @@ function followers({ left, width }, el) {
     part.classList.toggle("course-off", !isOn);
     if (!isOn || !part.dataset.fly) return;
     const share = (now - times[at]) / (times[at + 1] - times[at]);
-    part.setAttribute("transform", `translate(0,${part.dataset.fly * share})`);
+    part.setAttribute("transform", `translate(${part.dataset.fly.split(" ").map(pixels => pixels * share)})`);
   };
   const move = x => all().forEach(part => look(part, (x - left) / (width || 1)));
   const rest = () => all().forEach(part => part.classList.remove("course-on", "course-off"));
   return { move, rest };
 }
 
-// What to light up, by its name or by the mouse: a micro-batch with its arrows, a message, or all messages.
-function chooser({ bars }, svg, light, point) {
-  const messages = messagesAmong(bars);
+// A choice of what to light up.
+function menu(entries) {
   const label = document.createElement("label");
   const select = made("select");
-  const names = microBatches(bars);
-  const option = (text, value) => Object.assign(document.createElement("option"), { textContent: text, value });
-  select.append(option("nothing", ""), ...names.map(name => option(`micro-batch ${name}`, name)));
-  if (messages.length) select.append(option("all messages", "messages"));
+  const option = ([textContent, value]) => Object.assign(document.createElement("option"), { textContent, value });
+  select.append(...[["nothing", ""], ...entries].map(option));
   label.append("Light up ", select);
   label.hidden = select.length === 1;
+  return { label, select };
+}
+
+// What to light up in a timeline, by its name or by the mouse: a micro-batch with its arrows, a message, or all messages.
+function chooser({ bars, follow }, svg, light, point) {
+  const messages = messagesAmong(bars);
+  const names = microBatches(bars).map(name => [`micro-batch ${name}`, name]);
+  const { label, select } = menu([...names, ...(messages.length ? [["all messages", "messages"]] : [])]);
+  select.value = follow ?? "";
   const show = (microBatch, some) => {
     light(microBatch);
     point(microBatch === null ? some : waysOf(microBatch, bars));
@@ -241,11 +248,30 @@ function chooser({ bars }, svg, light, point) {
   svg.addEventListener("pointermove", event => {
     const { x, y } = under(event, svg);
     const isThere = bar => bar.x <= x && x < bar.x + bar.width && bar.y <= y && y < bar.y + bar.height;
-    const received = bar => messages.filter(message => message.target === bar.rank && message.x === bar.x);
+    const received = bar => messages.filter(message => message.target === bar.rank && Math.abs(message.x - bar.x) < NEAR);
     const bar = bars.findLast(bar => isThere(bar) && (bar.microBatch !== null || received(bar).length));
     bar ? show(bar.microBatch, received(bar)) : showChosen();
   });
   svg.addEventListener("pointerleave", showChosen);
+  showChosen();
+  return label;
+}
+
+// What to light up in a picture without rows, by its name or by a click on it, while other things fade.
+function picker({ lights = [] }, svg) {
+  const { label, select } = menu(svg ? lights.map(name => [name, name]) : []);
+  const show = () => {
+    for (const part of svg.querySelectorAll("[data-light]")) {
+      part.setAttribute("visibility", part.dataset.light === select.value ? "visible" : "hidden");
+    }
+    svg.classList.toggle("course-chosen", select.value !== "");
+  };
+  select.addEventListener("change", show);
+  svg?.addEventListener("click", event => {
+    const name = event.target.closest("[data-name]")?.dataset.name ?? "";
+    select.value = name === select.value ? "" : name;
+    show();
+  });
   return label;
 }
 
@@ -283,26 +309,28 @@ function clock(places, marks, seek) {
   return { start, halt, isPlaying: () => isPlaying };
 }
 
+const layers = [veil, arrows, cursor, flights, boxes];
+
 function render({ model, el }) {
   const picture = document.createElement("div");
   picture.innerHTML = model.get("picture");
   const svg = picture.querySelector("svg");
-  const places = { ...model.get("places"), sheet: Number(svg.getAttribute("width")) };
+  const places = { ...model.get("places"), sheet: Number(svg?.getAttribute("width")) };
   const marks = events(places);
   const end = places.left + places.width;
   let x = places.left;
 
-  const height = svg.getAttribute("height");
   const over = drawn("g", { class: "course-over" });
-  const [line, sent, full, shade, way] = [cursor, flights, boxes, veil, arrows].map(part => part(places));
-  if (full.group.childElementCount) {
+  const around = followers(places, el);
+  const [shade, way, line, sent, full] = places.rows.length ? layers.map(part => part(places)) : [];
+  const moving = [line, sent, full, around].filter(Boolean);
+  if (full?.group.childElementCount) {
     const width = places.sheet + places.beside;
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.setAttribute("viewBox", `0 0 ${width} ${svg.getAttribute("height")}`);
     svg.style.width = `calc(${width} * var(--course-pixel))`;
   }
-  const around = followers(places, el);
-  over.append(shade.group, way.group, line.group, sent.group, full.group);
-  svg.append(over);
+  if (line) over.append(...[shade, way, line, sent, full].map(layer => layer.group));
+  svg?.append(over);
 
   const text = words(places);
   const button = made("button", { textContent: "Play" });
@@ -312,7 +340,7 @@ function render({ model, el }) {
     button.textContent = time.isPlaying() ? "Pause" : "Play";
     slider.value = x;
     slider.setAttribute("aria-valuetext", text.when(x));
-    for (const part of [line, sent, full, around]) part.move(x);
+    for (const part of moving) part.move(x);
     text.say(x, time.isPlaying());
   };
   const seek = to => {
@@ -345,14 +373,16 @@ function render({ model, el }) {
   };
   button.addEventListener("click", toggle);
   slider.addEventListener("input", () => go(Number(slider.value)));
-  svg.addEventListener("click", event => {
-    const { x } = under(event, svg);
-    if (places.left <= x && x <= end) go(x);
-  });
+  if (line) {
+    svg.addEventListener("click", event => {
+      const { x } = under(event, svg);
+      if (places.left <= x && x <= end) go(x);
+    });
+  }
 
   const controls = document.createElement("div");
   controls.className = "course-controls";
-  controls.append(button, slider, chooser(places, svg, shade.light, way.point));
+  controls.append(button, slider, line ? chooser(places, svg, shade.light, way.point) : picker(places, svg));
   controls.addEventListener("keydown", event => {
     const isNative = event.target.tagName === "SELECT" || (event.key === " " && event.target === button);
     if (isNative || event.altKey || event.ctrlKey || event.metaKey || !keys[event.key]) return;
@@ -361,11 +391,11 @@ function render({ model, el }) {
   });
   show();
   // By then it stands on the page, among the pictures around it. In an explorer somebody has just pressed Play.
-  begins = requestAnimationFrame(() => (el.closest(".course-live") ? toggle() : show()));
+  begins = requestAnimationFrame(() => (el.closest(".course-live") || "follow" in places ? toggle() : show()));
   el.classList.add("course-player");
   el.setAttribute("role", "group");
-  el.setAttribute("aria-label", "Player of a timeline");
-  svg.after(controls, text.line);
+  el.setAttribute("aria-label", line ? "Player of a timeline" : "Player of a picture");
+  svg ? svg.after(controls, text.line) : picture.append(controls, text.line);
   el.append(picture);
   requestAnimationFrame(() => el.closest(".course-live")?.scrollIntoView({ block: "nearest" }));
   return () => {

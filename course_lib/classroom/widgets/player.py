@@ -10,6 +10,7 @@
     At 0.13 s  rank 0: forward, micro-batch 1   rank 1: wait, recv, with rank 0
 
 The picture is that of `gantt`. Moving things lie over it, in the browser alone (player.js), at the places of the bars.
+Other pictures with a clock are played, too: their parts say when they are seen and how they move (`moving`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from course_lib.timeline import RECEIVING, Timeline
 
 WIDTH = 840  # pixels: fits a page of 1280 beside the list of files
 BESIDE = 130  # pixels: for the micro-batches that ranks hold
+LONG = 1000  # pixels that would be the time of a picture without an axis of it
 STILL = "<p><i>Run this cell to play it.</i></p>"
 
 
@@ -44,11 +46,16 @@ class Player(anywidget.AnyWidget):
     picture = traitlets.Unicode().tag(sync=True)
     places = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, timeline: Timeline, title: str | None = None) -> None:
-        is_held = any(one.most for one in held_activations(timeline))
-        still = gantt(timeline, width=WIDTH - BESIDE * is_held, title=title)
-        super().__init__(picture=still.inline(), places=places(still))
-        self._still = still
+    def __init__(
+        self, what: Timeline | Picture, title: str | None = None, follow: int | None = None, is_shown: bool = True
+    ) -> None:
+        """what: to be played.  follow: see `play`.  is_shown: whether the picture is not on the page yet."""
+        if isinstance(what, Timeline):
+            is_held = any(one.most for one in held_activations(what))
+            what = gantt(what, width=WIDTH - BESIDE * is_held, title=title)
+        follows = {} if follow is None else {"follow": follow}
+        super().__init__(picture=what.inline() * is_shown, places=places(what) | follows)
+        self._still = what
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         live: Any = super()._repr_mimebundle_(**kwargs)
@@ -59,6 +66,11 @@ class Player(anywidget.AnyWidget):
 
 def places(picture: Picture) -> dict[str, Any]:
     """The rows, bars and messages of a picture's first timeline, with their positions in pixels."""
+    if picture.clock:
+        unit, name = unit_of(picture.clock.seconds, TIMES)
+        says = [(LONG * share, words) for share, words in picture.clock.says]
+        where = {"left": 0, "width": LONG, "length": picture.clock.seconds / unit, "unit": name, "beside": 0}
+        return {**where, "says": says, "lights": list(picture.lights), "rows": [], "bars": [], "held": []}
     (panel, *_) = picture.timelines
     timeline, scale = panel.timeline, panel.scale
     held = held_activations(timeline)

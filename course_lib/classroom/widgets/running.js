@@ -21,7 +21,7 @@ function render({ model, el }) {
     el.classList.toggle("course-runs", runs);
     // A button that is really disabled loses the focus, and a keyboard its place on the page.
     stop.setAttribute("aria-disabled", !runs);
-    if (!runs) return;
+    if (!runs) return void (text.textContent = "");
     began = performance.now();
     timer = setInterval(show, 500);
     show();

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from course_lib.classroom.runs.collectives import run_collective
-from course_lib.figures.chunk_table import Sum
+from course_lib.figures.exchange import Sum
 
 EVERYONE = (0, 1, 2, 3)
 
@@ -20,7 +20,7 @@ def on_the_way(sums: list[Sum]) -> list[Sum]:
     return [one for one in sums if one.source != one.target]
 
 
-@pytest.mark.parametrize("way", ["ring all-reduce", "tree all-reduce"])
+@pytest.mark.parametrize("way", ["ring all-reduce", "tree all-reduce", "hierarchical all-reduce"])
 def test_after_an_all_reduce_everyone_has_the_sum_of_all(way: str) -> None:
     _, sums = run_collective(way, 4)
     for rank in range(4):
@@ -62,3 +62,10 @@ def test_in_a_tree_each_message_is_the_whole_tensor() -> None:
     assert sorted(pairs) == [(0, 1), (0, 2), (1, 0), (2, 0), (2, 3), (3, 2)]
     assert len(on_the_way(sums)) == 4 * len(pairs)
     assert timeline.makespan == pytest.approx(2 * 2 * 0.005)
+
+
+def test_a_hierarchy_crosses_between_machines_with_a_rank_s_share_only() -> None:
+    _, sums = run_collective("hierarchical all-reduce", 4)
+    across = [one for one in on_the_way(sums) if one.source // 2 != one.target // 2]
+    assert len(across) == 2 * 4  # two rings of two ranks, each with two of the four pieces
+    assert all(abs(one.source - one.target) == 2 for one in across)

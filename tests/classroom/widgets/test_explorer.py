@@ -238,7 +238,16 @@ class Steps:
         return [View("Done.", gantt(step, width=420), in_flight(step, 420))]
 
 
-def test_a_pinned_step_stays_below_the_next_one_and_the_difference_is_said() -> None:
+def test_the_step_before_lies_under_the_next_one() -> None:
+    steps = Steps()
+    explorer = steps.explorer
+    assert "before" not in explorer.beside.value
+    for seconds, before in ((5, 10), (20, 5)):
+        steps.seconds.value = seconds
+        assert f"before (thin bars): {before} s" in explorer.beside.value
+
+
+def test_a_pinned_step_stays_under_the_next_ones_and_the_difference_is_said() -> None:
     steps = Steps()
     explorer = steps.explorer
     assert explorer.pin.label == "Pin"
@@ -250,7 +259,7 @@ def test_a_pinned_step_stays_below_the_next_one_and_the_difference_is_said() -> 
     ):
         steps.seconds.value = seconds
         assert words in explorer.sentences.value
-        assert "pinned, modelled (calculated, not run): 1 rank, 10 s" in explorer.beside.value
+        assert "pinned (thin bars): 10 s" in explorer.beside.value
     explorer.pin.clicks += 1
     assert explorer.pin.label == "Pin" and explorer.pin.enabled
     assert "pinned" not in explorer.beside.value + explorer.sentences.value

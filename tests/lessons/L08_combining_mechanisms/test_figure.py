@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 
 import pytest
 
-from course_lib.figures.palette import INK
 from course_lib.timeline import Span, Timeline
-from lessons.L08_combining_mechanisms.figure import MACHINES, mesh_map
+from lessons.L08_combining_mechanisms.figure import mesh_map
 from lessons.L08_combining_mechanisms.runs import MeshStep
-from tests.figures.drawn import SVG, boxes, parsed, texts
-from tests.figures.test_palette import contrast
+from tests.figures.drawn import SVG, parsed, texts, written
 
 SENT = {
     "tp": {(rank, rank ^ 1): 5000 for rank in range(8)},
@@ -50,24 +49,31 @@ def test_a_line_is_the_wider_the_more_is_sent() -> None:
     assert widths[0] > 3 * widths[1] > 3 * widths[2]
 
 
-@pytest.mark.parametrize("mesh", [(8, 1, 1), (1, 8, 1), (1, 1, 8), (4, 2, 1), (2, 1, 4), (2, 2, 2), (1, 4, 2)])
-def test_ranks_lie_on_the_sheet_and_apart(mesh: tuple[int, int, int]) -> None:
-    picture = mesh_map(mesh, CUBE._replace(sent={"tp": {}, "pp": {}, "dp": {}}), per_machine=4)
-    ranks = [box for box in boxes(picture.svg) if box.tip.startswith("rank ")]
-    assert [box.tip for box in ranks] == [f"rank {rank}, machine {rank // 4}" for rank in range(8)]
-    for box in ranks:
-        assert 0 <= box.x <= picture.sheet.width - box.width
-        assert 0 <= box.y <= picture.sheet.height - box.height
-    for number, one in enumerate(ranks):
-        for other in ranks[:number]:
-            assert abs(one.x - other.x) > one.width or abs(one.y - other.y) > one.height
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (1, 1, 8), (4, 2, 1), (2, 1, 4), (2, 2, 2), (1, 4, 2), (2, 4, 1)])
+def test_ranks_lie_apart_and_in_their_machines(mesh: tuple[int, int, int]) -> None:
+    svg = mesh_map(mesh, CUBE._replace(sent={"tp": {}, "pp": {}, "dp": {}}), per_machine=4).svg
+    ranks = {int(text): (x, y) for text, x, y in written(svg) if text.isdigit()}
+    assert set(ranks) == set(range(8))
+    for one, other in combinations(ranks.values(), 2):
+        assert abs(one[0] - other[0]) >= 25 or abs(one[1] - other[1]) >= 25
+    found = [box.attrib for box in parsed(svg).iter(f"{SVG}rect") if box.attrib.get("rx") == "10"]
+    machines = [[float(box[name]) for name in ("x", "y", "width", "height")] for box in found]
+    for rank, (x, y) in ranks.items():
+        inside = [left < x < left + width and top < y < top + height for left, top, width, height in machines]
+        assert inside == [rank < 4, rank >= 4]
 
 
-def test_axes_differ_without_color_and_machines_can_be_written_on() -> None:
+def test_a_rank_lights_up_its_own_lines_with_their_bytes() -> None:
+    markup = mesh_map((2, 2, 2), CUBE).inline()
+    (own,) = re.findall(r'<g data-light="rank 5" visibility="hidden">(.*?)</g>', markup, re.DOTALL)
+    assert re.findall(r"between rank (\d) and rank (\d)", own) == [("4", "5"), ("5", "7"), ("1", "5")]
+    assert re.findall(r">([\d.]+ k?B)</text>", own) == ["10 kB", "1 kB", "2 kB"]
+    assert markup.count("data-name=") == 8
+
+
+def test_axes_differ_without_color() -> None:
     drawn = parsed(mesh_map((2, 2, 2), CUBE).svg).iter(f"{SVG}path")
     assert len({path.attrib["stroke-dasharray"] for path in drawn if "stroke-width" in path.attrib}) == 3
-    for machine in MACHINES:
-        assert contrast(INK, machine.fill) >= 4.5
 
 
 def test_what_was_predicted_stands_beside_what_was_sent() -> None:
@@ -98,8 +104,11 @@ def test_a_player_shows_lines_while_they_are_in_use_and_long_enough_to_be_seen()
     ]
     timeline = Timeline([Span(1, "other", "", 0.0, 10.0), *spans], 2)
     step = MeshStep(timeline, {"tp": {(1, 0): 16}}, 0.0, {"tp": {(1, 0): spans}})
-    markup = mesh_map((1, 1, 2), step).inline()
+    picture = mesh_map((1, 1, 2), step)
+    markup = picture.inline()
     ((when, look),) = re.findall(r'<g data-when="([^"]+)"(.*?)>', markup)
     assert when == "0.2000 0.3000 0.7000 0.7200"
     assert "hidden" in look
+    assert picture.clock is not None
+    assert [words for _, words in picture.clock.says][:2] == ["tensor ranks on the line.", "nobody on the line."]
     assert "data-when" not in mesh_map((1, 1, 2), step._replace(transfers={})).inline()
