@@ -8,7 +8,6 @@ each other need different ids, which begin with the widget's key.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from course_lib.classroom.questions import units
 from course_lib.classroom.questions.forms import Choice, FreeText, Number, Ordering
 from course_lib.classroom.questions.markup import inline, to_html
-from course_lib.classroom.questions.outcome import Feedback
+from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.questions.question import Question
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS
 from course_lib.classroom.widgets import player
@@ -26,8 +25,7 @@ from course_lib.classroom.widgets.measuring import Measuring
 from course_lib.classroom.widgets.player import Player
 from course_lib.figures.palette import STYLES
 
-MOST_ORDERS = 1000  # of eight events there are 40,320, and many of them hang until somebody notices
-ANSWER, SLIP = "\ue000", "\ue001"  # places in a feedback that the browser fills
+ANSWER = "\ue000"  # a place in a feedback that the browser fills
 
 Gathered = tuple[dict[str, Any], dict[str, Any]]
 
@@ -66,14 +64,15 @@ def _control(control: Any) -> dict[str, Any]:
 
 
 def _view(view: Any, key: str, number: Callable[[str], int]) -> dict[str, Any]:
-    """A view: numbers of its texts, which picture shows a timeline, how long that is, and what to play."""
+    """A view: numbers of its texts, and what to play: a timeline, with its picture and its seconds, or a clock."""
     pictures = [number(picture.inline(f"{key}-{place}")) for place, picture in enumerate(view.pictures)]
     found = {"says": number(inline(view.sentences)), "pictures": pictures}
     for place, picture in enumerate(view.pictures):
         if picture.timelines:
-            timeline = picture.timelines[0].timeline
-            return {**found, "played": place, "seconds": timeline.makespan, "places": player.places(picture)}
-    return found
+            seconds = picture.timelines[0].timeline.makespan
+            return {**found, "played": place, "seconds": seconds, "places": player.places(picture)}
+    clocked = [player.places(picture) for picture in view.pictures if picture.clock]
+    return {**found, "places": clocked[0]} if clocked else found
 
 
 def _measuring(one: Any, key: str) -> Gathered:
@@ -84,46 +83,56 @@ def _measuring(one: Any, key: str) -> Gathered:
 
 
 def _card(question: Any, key: str) -> Gathered:
-    """The question, and the outcomes of its answers."""
-    form = question.form
-    asked = {"kind": "card", "question": question.name, "title": question.entry.title, "text": to_html(question.text)}
-    if isinstance(form, Choice):
-        outcomes = form.reveal()
-        told = [Feedback(words, outcome).inline(f"{key}-{n}") for n, (words, outcome) in enumerate(outcomes)]
-        return {**asked, "is": "choice", "lines": form.lines, "right": [one.right for _, one in outcomes]}, {key: told}
-    if isinstance(form, Number):
-        return {**asked, "is": "number", "example": form.example}, {key: _number(form, key)}
-    if isinstance(form, FreeText):
-        ((_, outcome),) = form.reveal()
-        told = [Feedback("", replace(outcome, why=form.compared)).inline(key)]
-        return {**asked, "is": "text", "checklist": form.checklist}, {key: told}
-    if isinstance(form, Ordering) and math.factorial(len(form.events)) <= MOST_ORDERS:
-        return {**asked, "is": "order", "events": form.events}, {key: _orders(form, key)}
-    return {"kind": "elsewhere"}, {}
+    """The question with the field to answer it, and what is told for each answer, by the answer's short name."""
+    if not (ask := next((ask for form, ask in FIELDS.items() if isinstance(question.form, form)), None)):
+        return {"kind": "elsewhere"}, {}
+    field, outcomes, judged = ask(question.form)
+    told: dict[tuple[str, bool | None], int] = {}  # many orders have the same outcome
+    which = {
+        name: told.setdefault((Feedback(words, outcome).inline(key), outcome.right), len(told))
+        for name, (words, outcome) in outcomes.items()
+    }
+    about = {"question": question.name, "title": question.entry.title, "text": to_html(question.text)}
+    return {"kind": "card", **about, **field}, {key: {**judged, "told": list(told), "which": which}}
 
 
-def _number(form: Number, key: str) -> dict[str, Any]:
-    """What the browser needs to judge an answer as `units` does, and to say so."""
+Asked = tuple[dict[str, Any], dict[Any, tuple[str, Outcome]], dict[str, Any]]
+
+
+def _choice(form: Choice) -> Asked:
+    state = {"label": "Choose one:", "texts": form.lines, "chosen": []}
+    return {"is": "choice", "part": "options", "state": state}, dict(enumerate(form.reveal())), {}
+
+
+def _number(form: Number) -> Asked:
+    """The outcomes of the right number, of each slip and of any other number, with what tells them apart."""
     ((_, outcome),) = form.reveal()
-    right, wrong = replace(outcome, right=True), replace(outcome, right=False, why=f"{SLIP}\n\n{outcome.why}")
-    slips = [(slip.factor, slip.text) for slip in (*form.slips, *units.USUAL.get(form.quantity.name, []))]
-    told = {"right": Feedback(ANSWER, right).inline(key), "wrong": Feedback(ANSWER, wrong).inline(key)}
-    judged = {"measured": outcome.measured, "tolerance": form.tolerance, "slips": slips}
-    return {**told, **judged, "units": form.quantity.units, "name": form.quantity.name}
+    slips = [*form.slips, *units.USUAL.get(form.quantity.name, [])]
+    whys = [outcome.why, *(f"{slip.text}\n\n{outcome.why}" for slip in slips), outcome.why]
+    outcomes = {n: (ANSWER, replace(outcome, right=n == 0, why=why)) for n, why in enumerate(whys)}
+    judged = {"factors": [1, *(slip.factor for slip in slips)], "units": form.quantity.units}
+    judged |= {"measured": outcome.measured, "tolerance": form.tolerance}
+    state = {"label": f"Your answer, with its unit, for instance {form.example}:", "value": ""}
+    return {"is": "number", "part": "sentences", "state": state}, outcomes, judged
 
 
-def _orders(form: Ordering, key: str) -> dict[str, Any]:
-    """The different outcomes, and for each order, as `permutations` counts them, which of them it has."""
-    told: dict[str, int] = {}
-    right: list[bool | None] = []
-    which = []
-    for order in itertools.permutations(form.events):
-        outcome = form.run(order)
-        which.append(told.setdefault(Feedback(ANSWER, outcome).inline(key), len(told)))
-        right += [outcome.right] * (len(told) - len(right))
-    return {"told": list(told), "right": right, "which": which}
+def _text(form: FreeText) -> Asked:
+    ((_, outcome),) = form.reveal()
+    field = {"is": "text", "part": "sentences", "state": {"label": "Your answer:", "value": ""}}
+    return {**field, "checklist": form.checklist}, {0: ("", replace(outcome, why=form.compared))}, {}
 
 
+def _order(form: Ordering) -> Asked:
+    """The outcomes of all programs: of orders that differ only in who stands first, each worker does the same."""
+    workers = [[name for name in form.events if form.worker(name) == one] for one in {*map(form.worker, form.events)}]
+    programs = itertools.product(*map(itertools.permutations, workers))
+    orders = [list(itertools.chain(*program)) for program in programs]
+    state = {"label": "Events, the first at the top", "texts": form.events, "order": list(form.events)}
+    field = {"is": "order", "part": "order", "state": state, "workers": workers}
+    return field, {" ".join(order): (ANSWER, form.run(order)) for order in orders}, {}
+
+
+FIELDS: dict[Any, Callable[[Any], Asked]] = {Choice: _choice, Number: _number, FreeText: _text, Ordering: _order}
 KINDS: dict[Any, Callable[[Any, str], Gathered]] = {
     Player: _player,
     Explorer: _explorer,
