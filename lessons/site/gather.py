@@ -76,10 +76,14 @@ def _view(view: Any, key: str, number: Callable[[str], int]) -> dict[str, Any]:
 
 
 def _measuring(one: Any, key: str) -> Gathered:
-    """The instruments with their prices, and what each of them reads."""
-    tools = [[name, tool.title, tool.minutes] for name, tool in INSTRUMENTS.items()]
-    read = {name: one.variant.measure(name).inline(f"{key}-{name}") for name in INSTRUMENTS}
-    return {"kind": "measuring", "tools": tools}, {key: read}
+    """An explorer of its instruments: what each of them reads at first."""
+    texts = [f"{tool.title}, {tool.minutes} minutes" for tool in INSTRUMENTS.values()]
+    read = [one.variant.measure(name).inline(key) for name in INSTRUMENTS]
+    packs = {
+        f"{key}-{n}": {"texts": ["", text], "views": {n: {"says": 0, "pictures": [1]}}} for n, text in enumerate(read)
+    }
+    control = {"part": "slider", "label": "instrument", "texts": texts, "index": 0}
+    return {"kind": "explorer", "controls": [control]}, packs
 
 
 def _card(question: Any, key: str) -> Gathered:
@@ -117,9 +121,8 @@ def _number(form: Number) -> Asked:
 
 
 def _text(form: FreeText) -> Asked:
-    ((_, outcome),) = form.reveal()
-    field = {"is": "text", "part": "sentences", "state": {"label": "Your answer:", "value": ""}}
-    return {**field, "checklist": form.checklist}, {0: ("", replace(outcome, why=form.compared))}, {}
+    state = {"label": "Your answer:", "value": ""}
+    return {"is": "text", "part": "sentences", "state": state}, dict(enumerate(form.reveal())), {}
 
 
 def _order(form: Ordering) -> Asked:
@@ -133,9 +136,5 @@ def _order(form: Ordering) -> Asked:
 
 
 FIELDS: dict[Any, Callable[[Any], Asked]] = {Choice: _choice, Number: _number, FreeText: _text, Ordering: _order}
-KINDS: dict[Any, Callable[[Any, str], Gathered]] = {
-    Player: _player,
-    Explorer: _explorer,
-    Measuring: _measuring,
-    Question: _card,
-}
+KINDS: dict[Any, Callable[[Any, str], Gathered]]
+KINDS = {Player: _player, Explorer: _explorer, Measuring: _measuring, Question: _card}

@@ -9,9 +9,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from graphlib import CycleError, TopologicalSorter
-from html import escape
+from collections.abc import Callable, Mapping
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,42 +35,14 @@ class Idea(NamedTuple):
     asked: list[str]
 
 
-def read(text: str) -> dict[str, Idea]:
-    """The ideas of a table, in its order."""
+def ideas() -> dict[str, Idea]:
+    """The ideas of the table, in its order."""
     found = {}
-    for name, title, before, place, asked in ROW.findall(text):
+    for name, title, before, place, asked in ROW.findall(TABLE.read_text(encoding="utf-8")):
         of_room = [page.name for page in pages().values() if page.room == place and page.name != place and page.asks]
         own = of_room if asked == "-" else asked.split(", ")
         found[name] = Idea(name, title, [] if before == "-" else before.split(", "), place, own)
     return found
-
-
-def ideas() -> dict[str, Idea]:
-    return read(TABLE.read_text(encoding="utf-8"))
-
-
-def flaws(found: Mapping[str, Idea], places: set[str]) -> Iterator[str]:
-    """What is wrong with a map, one sentence each. places: pages, and headings on them, that there are."""
-    asked = [question for idea in found.values() for question in idea.asked]
-    _, *others = found.values()
-    yield from (f"{one.name} needs nothing, so nothing leads to it" for one in others if not one.before)
-    yield from (
-        f"{one.name} needs {need}, which is not there"
-        for one in found.values()
-        for need in one.before
-        if need not in found
-    )
-    yield from (
-        f"{one.name} is taught in {one.place}, which is not there" for one in found.values() if one.place not in places
-    )
-    for page in pages().values():
-        if page.asks and page.name != page.room and asked.count(page.name) != 1:
-            yield f"{page.name} is asked about {asked.count(page.name)} ideas and should be about one"
-    yield from (f"{question} is no question" for question in asked if question not in pages())
-    try:
-        TopologicalSorter({one.name: one.before for one in found.values()}).prepare()
-    except CycleError as error:
-        yield f"{' needs '.join(error.args[1])}: a circle"
 
 
 def worth_doing(found: Mapping[str, Idea], done: set[str]) -> list[str]:
@@ -96,15 +67,9 @@ def answered() -> set[str]:
 
 def advise() -> None:
     """Print what is worth doing next."""
-    found, titles = ideas(), pages()
-    for number, question in enumerate(worth_doing(found, answered())):
-        idea = next(one for one in found.values() if question in one.asked)
-        print(
-            "" if number else "\nWorth doing next:\n", f" {titles[question].title} ({idea.name}, {idea.place})", sep=""
-        )
-
-
-# Drawn
+    where = {question: f"({one.name}, {one.place})" for one in ideas().values() for question in one.asked}
+    if chosen := worth_doing(ideas(), answered()):
+        print("\nWorth doing next:", *(f"  {pages()[one].title} {where[one]}" for one in chosen), sep="\n")
 
 
 def rows(found: Mapping[str, Idea]) -> list[list[Idea]]:
@@ -119,43 +84,18 @@ def rows(found: Mapping[str, Idea]) -> list[list[Idea]]:
 
 
 def draw(done: set[str], address: Callable[[str, str], str]) -> str:
-    """The map as HTML. address: where a page's place is, or a question on it."""
+    """The map as HTML. address: where a page's heading is, or a question on it."""
+    from jinja2 import Template
+
     found = ideas()
-    middles = {
+    places = {
         one.name: (100 * (n + 0.5) / len(row), DOWN * y)
         for y, row in enumerate(rows(found))
         for n, one in enumerate(row)
     }
-    lines = "".join(
-        _line(middles[need], middles[one.name]) for one in found.values() for need in one.before if one.name[0] == "M"
-    )
-    boxes = "".join(_box(found[name], *middle, done, address) for name, middle in middles.items())
-    height = f"height:{max(y for _, y in middles.values()) + DOWN}rem"
-    return f'<div class="net" style="{height}"><svg aria-hidden="true">{lines}</svg><ol>{boxes}</ol></div>'
-
-
-def _line(start: tuple[float, float], end: tuple[float, float]) -> str:
-    return f'<line x1="{start[0]:g}%" y1="{start[1] + 2:g}rem" x2="{end[0]:g}%" y2="{end[1]:g}rem"/>'
-
-
-def _box(idea: Idea, x: float, y: float, done: set[str], address: Callable[[str, str], str]) -> str:
-    page = idea.place.partition("#")[0]
-    count, state = len(done & set(idea.asked)), " ".join(idea.asked)
-    shade = "done" if count == len(idea.asked) else "begun" if count else "new"
-    asked = " ".join(
-        f'<a href="{address(page, name)}" title="{escape(pages()[name].title)}">{_short(name)}</a>'
-        for name in idea.asked
-    )
-    needs = f"<small>after {', '.join(idea.before)}</small>" if idea.before else ""
-    return (
-        f'<li style="left:{x:g}%;top:{y:g}rem" data-asks="{state}" data-state="{shade}">'
-        f'<a href="{address(*idea.place.partition("#")[::2])}"><b>{idea.name}</b> {idea.title}</a>{needs}'
-        f"<small><span>{count} of {len(idea.asked)} answered</span>: {asked}</small></li>"
-    )
-
-
-def _short(question: str) -> str:
-    return question.removeprefix("S").lstrip("0123456789_") if question[0] == "S" else question.replace("_", " ")
+    template = Template(TABLE.with_suffix(".html").read_text(encoding="utf-8"), trim_blocks=True, autoescape=True)
+    named = {"ideas": found.values(), "places": places, "down": DOWN, "titles": pages()}
+    return template.render(**named, done=done, address=address)
 
 
 class Map:

@@ -13,8 +13,9 @@ from typing import Any
 from nbformat import NotebookNode
 
 import lessons
-from course_lib.classroom import questions, rooms
+from course_lib.classroom import rooms
 from course_lib.classroom.questions.catalog import pages
+from course_lib.classroom.questions.prose import Page
 from lessons.site.gather import Gathered, gather
 
 ROOT = Path(lessons.__file__).parents[1]
@@ -26,7 +27,7 @@ CALLS = re.compile(r"[Ee]xplorer$|\bplay$|\bMeasuring$|\bCard$")
 class Widget:
     """A widget. program: the statements that lead to it.  call: the expression that makes it.
 
-    question: the name of a card's question, which needs no program.
+    question: the name of a card's question.
     """
 
     program: str
@@ -36,23 +37,16 @@ class Widget:
     @cached_property
     def key(self) -> str:
         """The name of what it shows, which changes with everything that this depends on."""
-        texts = [self.program, self.call, *map(_text, sorted({*ENGINES, *files_behind(self._imports())}))]
-        if self.question:
-            names = {self.question, pages()[self.question].room}  # a case has a page of its own
-            texts += [text for name in sorted(names & pages().keys()) for text in _prose(name)]
+        texts = [self.program, self.call, *map(_text, sorted({*ENGINES, *files_behind(self.program)}))]
+        if self.question:  # a case has a page of its own
+            names = {self.question, pages()[self.question].room} & pages().keys()
+            texts += [text for name in sorted(names) for text in _prose(pages()[name])]
         return "w" + hashlib.sha256("\n".join(texts).encode()).hexdigest()[:11]
 
     def gather(self) -> Gathered:
-        if self.question:
-            return gather(questions.load(self.question), self.key)
         names: dict[str, Any] = {}
         exec(self.program, names)
         return gather(eval(self.call, names), self.key)
-
-    def _imports(self) -> str:
-        if not self.question:
-            return self.program
-        return f"import {rooms.module_of(pages()[self.question].file)}, course_lib.classroom.questions.outcome"
 
 
 def widget(cells: list[NotebookNode], number: int) -> Widget | None:
@@ -64,7 +58,7 @@ def widget(cells: list[NotebookNode], number: int) -> Widget | None:
     if not CALLS.search(call.partition("(")[0]):
         return None
     if call.startswith("Card("):
-        return Widget("", "", ast.literal_eval(last.value.args[0]))
+        return card(ast.literal_eval(last.value.args[0]))
     kept: list[ast.stmt] = []
     needed = _names(last, ast.Load)
     for statement in reversed(before):
@@ -72,6 +66,11 @@ def widget(cells: list[NotebookNode], number: int) -> Widget | None:
             kept.insert(0, statement)
             needed = needed - bound | _names(statement, ast.Load)
     return Widget("\n".join(map(ast.unparse, kept)), call)
+
+
+def card(question: str) -> Widget:
+    program = f"import {rooms.module_of(pages()[question].file)}\nfrom course_lib.classroom import questions"
+    return Widget(program, f"questions.load({question!r})", question)
 
 
 def _statements(cell: NotebookNode) -> list[ast.stmt]:
@@ -93,12 +92,11 @@ def _names(statement: ast.stmt, context: type[ast.expr_context]) -> set[str]:
 def files_behind(program: str) -> set[Path]:
     """The files of the course that a program imports, be it late or through others, and the data beside them."""
     found: set[Path] = set()
-    left = list(_imported(program))
+    left = {*_imported(program)}
     while left:
-        if (file := left.pop()) not in found:
-            found |= {file, *file.parent.glob("*.json")}
-            left += _imported(_text(file))
-    return found
+        found |= left
+        left = {file for one in left for file in _imported(_text(one))} - found
+    return found | {data for file in found for data in file.parent.glob("*.json")}
 
 
 @cache
@@ -108,17 +106,17 @@ def _text(file: Path) -> str:
 
 @cache
 def _imported(program: str) -> list[Path]:
-    found: list[Path] = []
+    names = []
     for node in ast.walk(ast.parse(program)):
-        module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-        for alias in getattr(node, "names", []) if isinstance(node, (ast.Import, ast.ImportFrom)) else []:
-            parts = f"{module}{alias.name}".split(".")
-            for end in range(1, len(parts) + 1):
-                place = ROOT.joinpath(*parts[:end])
-                found += filter(Path.is_file, (place.with_suffix(".py"), place / "__init__.py"))
-    return found
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    places = (
+        ROOT.joinpath(*parts[:end]) for parts in (one.split(".") for one in names) for end in range(1, len(parts) + 1)
+    )
+    return [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
 
 
-def _prose(name: str) -> list[str]:
-    page = pages()[name]
+def _prose(page: Page) -> list[str]:
     return [page.title, *(one.text for part in (page.sections, page.found) for one in part.values())]
