@@ -1,7 +1,4 @@
-"""Build the site: a folder of pages that opens from a web server and from a disk, and asks nothing of the network.
-
-python -m lessons.site FOLDER [NAME ...]    all pages, or those whose names begin so
-"""
+"""Build the site: a folder of pages that opens from a web server and from a disk, and asks nothing of the network."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import jinja2
 import plotly
 
 from course_lib.figures.svg import ROOMY
-from lessons.site import moving, net, packs
+from lessons.site import net, packs
 from lessons.site.pages import Page, Site
 from lessons.site.widgets import ROOT
 
@@ -25,28 +22,26 @@ STYLES = (*(WIDGETS / f"{name}.css" for name in ("player", "running", "controls"
 MENU = {"lesson": "Lessons", "exercise": "Exercises", "scenario": "Scenarios", "more": "More"}
 
 
-def build(folder: Path, names: list[str]) -> None:
-    """Write the pages into a folder, the same to the byte as long as their sources are the same."""
-    moving.PICTURE.write_text(moving.draw(), encoding="utf-8")
+def build(folder: Path, shown: list[Page]) -> None:
+    """Write pages, the first one with the map, into a folder: the same to the byte while their sources are the same."""
     site = Site(folder)
-    pages = [page for page in site.pages.values() if not names or page.name.startswith(tuple(names))]
-    packs.gather_all([one for page in pages for one in page.widgets.values()])
-    for page in pages:
+    packs.gather_all([one for page in shown for one in page.widgets.values()])
+    for page in shown:
         site.render(page)
-    home, *_ = pages
+    home, *_ = shown
     home.body += net.draw(set(), lambda page, place: f"{page}.html#{place}")
-    packs.write(folder / "packs", "search", [[p.title, p.address, *section] for p in pages for section in p.sections])
-    write(folder, pages)
+    packs.write(folder / "packs", "search", [[p.title, p.address, *section] for p in shown for section in p.sections])
+    write(folder, shown)
     assets(folder)
 
 
-def write(folder: Path, pages: list[Page]) -> None:
+def write(folder: Path, shown: list[Page]) -> None:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, loader=jinja2.FileSystemLoader(HERE))
     template = environment.get_template("page.html")
     command = ["git", "show", "-s", "--format=%h of %cs"]
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
-    for place, page in enumerate(pages):
-        html = template.render(page=page, pages=pages, place=place, menu=MENU, course=COURSE, commit=commit)
+    for place, page in enumerate(shown):
+        html = template.render(page=page, pages=shown, place=place, menu=MENU, course=COURSE, commit=commit)
         (folder / page.address).write_text(html, encoding="utf-8")
 
 

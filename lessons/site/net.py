@@ -106,5 +106,5 @@ class Map:
 
     def _repr_html_(self) -> str:
         style = TABLE.with_suffix(".css").read_text(encoding="utf-8")
-        folder = {"S": "scenarios/"}
-        return f"<style>{style}</style>" + draw(answered(), lambda page, _: f"{folder.get(page[0], '')}{page}.ipynb")
+        folders = {True: "scenarios/", False: ""}
+        return f"<style>{style}</style>" + draw(answered(), lambda page, _: f"{folders[page[0] == 'S']}{page}.ipynb")

@@ -52,8 +52,7 @@ def gather(widget: Widget) -> None:
 
 def copy(widget: Widget, folder: Path) -> dict[str, Any]:
     """Put the packs of a widget into a folder. Returns its record."""
-    record: dict[str, Any]
     record, packs = json.loads((CACHE / widget.key).read_text(encoding="utf-8"))
     for name, text in packs.items():
         (folder / f"{name}.js").write_text(text, encoding="utf-8")
-    return record
+    return dict(record)

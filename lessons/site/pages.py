@@ -70,8 +70,7 @@ class Page:
     def cells(self) -> list[NotebookNode]:
         if self.file.suffix == ".md":
             return [nbformat.v4.new_markdown_cell(self.file.read_text(encoding="utf-8"))]
-        found: list[NotebookNode] = nbformat.read(self.file, 4).cells
-        return found
+        return list(nbformat.read(self.file, 4).cells)
 
     @cached_property
     def solved(self) -> dict[str, NotebookNode]:
@@ -148,7 +147,7 @@ class Site:
         """A widget, in front of it what is stored of it, to be seen until it is alive."""
         record, name = packs.copy(one, self.folder / "packs"), one.question or one.key
         if record["kind"] == "elsewhere":
-            where = page.file.relative_to(ROOT).as_posix()
+            where = os.path.relpath(page.file, ROOT)
             how = f"<p>To answer it, run <code>python3 course.py lab</code> and open <code>{where}</code>.</p>"
             return f'<div class="out" id="{name}">{stored}{how}</div>'
         return _alive({**record, "key": one.key}, TIPS.sub("", stored), name)

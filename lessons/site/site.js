@@ -50,14 +50,14 @@ course.mount = (part, state, changed = () => {}) => {
 
 // Draws another run in thin bars under those of the same ranks, on the same axis, if need be beyond its end.
 function drawUnder(svg, { seconds, places: { left, width, rows, row } }, other, fill) {
-  const scale = (other.seconds / seconds) * (width / other.places.width), height = svg.getAttribute("height");
+  const long = (other.seconds / seconds) * width, scale = long / other.places.width, height = svg.getAttribute("height");
+  const wide = Math.max(svg.getAttribute("width"), left + long + 16), thin = row.pitch - row.bar - row.lane - 1;
   const bars = other.places.bars.filter(one => !one.isBackground && one.rank < rows.length);
-  const wide = Math.max(svg.getAttribute("width"), left + (other.seconds / seconds) * width + 16);
   svg.setAttribute("viewBox", `0 0 ${wide} ${height}`);
   svg.style.width = `calc(${wide} * var(--course-pixel))`;
-  svg.insertAdjacentHTML("beforeend", bars.map(one => `<rect class="thin" x="${left + (one.x - other.places.left) * scale}"
-    y="${rows[one.rank] + row.bar + row.lane + 0.5}" width="${one.width * scale}" height="${row.pitch - row.bar - row.lane - 1}"
-    fill="${fill(one.kind)}"/>`).join(""));
+  svg.insertAdjacentHTML("beforeend", bars.map(({ x, width, rank, kind }) =>
+    `<rect class="thin" x="${left + (x - other.places.left) * scale}" y="${rows[rank] + row.bar + row.lane + 0.5}"
+      width="${width * scale}" height="${thin}" fill="${fill(kind)}"/>`).join(""));
 }
 
 course.kinds = {
@@ -190,15 +190,11 @@ course.search = (box, hits) => box.addEventListener("input", async () => {
 });
 
 // The table of contents follows the page.
-course.follow = links => {
-  const headings = links.map(link => document.getElementById(link.hash.slice(1)));
-  const look = () => {
-    const here = headings.findLastIndex(one => one.getBoundingClientRect().top < 0.3 * innerHeight);
-    links.forEach((link, place) => { link.ariaCurrent = place === here ? "location" : null; });
-  };
-  addEventListener("scroll", look, { passive: true });
-  look();
-};
+course.follow = links => addEventListener("scroll", () => {
+  const isAbove = link => document.getElementById(link.hash.slice(1)).getBoundingClientRect().top < 0.3 * innerHeight;
+  const here = links.findLast(isAbove);
+  links.forEach(link => { link.ariaCurrent = link === here ? "location" : null; });
+}, { passive: true });
 
 course.start = () => {
   const come = new IntersectionObserver(changes => changes.filter(one => one.isIntersecting).forEach(async ({ target }) => {
