@@ -56,7 +56,7 @@ def solution(problem: Problem) -> str:
 
 def train_test_split(seed: int = 0) -> tuple[list[Problem], list[Problem]]:
     """All 8,100 problems, nine tenths for training, the others for testing; a problem stays with its mirror image."""
-    draw = torch.rand(100, 100, generator=torch.Generator().manual_seed(seed)).tolist()
+    draw = torch.rand(100, 100, generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
     sides: tuple[list[Problem], list[Problem]] = ([], [])
     for first in range(10, 100):
         for second in range(10, 100):
@@ -89,7 +89,7 @@ def minibatches(problems: Sequence[Problem], batch_size: int, seed: int = 0) -> 
     inputs, targets = examples(problems)
     generator = torch.Generator().manual_seed(seed)
     while True:
-        drawn = torch.randint(len(problems), (batch_size,), generator=generator)
+        drawn = torch.randint(len(problems), (batch_size,), generator=generator, device="cpu")
         yield inputs[drawn], targets[drawn]
 
 

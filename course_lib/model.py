@@ -194,7 +194,7 @@ def _initialize(model: TinyGPT, seed: int) -> None:
     """Initialize norms as the identity, biases with zeros, matrices with a normal of variance 1 / inputs.
 
     Each layer's contribution to the residual stream starts smaller by sqrt(2 x layers), as in GPT-2, so that
-    the stream's scale does not grow with depth. Drawn in float64 on the CPU: same start for every dtype.
+    the stream's scale does not grow with depth. Drawn in float64 on the CPU: same start for every dtype and device.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -204,7 +204,8 @@ def _initialize(model: TinyGPT, seed: int) -> None:
         scale = parameter.shape[1] ** -0.5
         if name.endswith(("attention.out.weight", "mlp.down.weight")):
             scale /= (2 * model.config.layers) ** 0.5
-        parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
+        parameter.copy_(scale * drawn)
 
 
 def _divisors(number: int) -> list[int]:

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Deadlock, Mismatch, RankFailed, RankTimeout, launch
+from course_lib.ranks.worker import traced_group
 from course_lib.ranks.worker.traced_group import TracedWork
 from tests.faults.conftest import others_wait
 
@@ -461,3 +463,17 @@ def test_a_wait_for_what_began_long_ago_is_seen_where_it_began(fault, row_at):
     error = fault.of(Deadlock, waits_for_the_first)
     assert "0 waits to send to 1" in str(error) and "tag 7" in str(error)
     row_at(error, 0, waits_for_the_first, "never received")
+
+
+def test_a_receive_that_waits_inside_the_call_as_nccl_does_while_it_connects_is_told(fault):
+    """NCCL makes the connection between two ranks in their first message, and waits in there for the other."""
+
+    def lonely_receive(rank):
+        if rank == 0:
+            group = dist.group.WORLD
+            connect = compile("lambda *args: inner.recv(*args).wait()", traced_group.__file__, "eval")
+            group.inner = SimpleNamespace(recv=eval(connect, {"inner": group.inner}))
+            group.tracer.device = torch.device("cuda")
+            dist.recv(torch.zeros(1), 1)
+
+    assert waits("receive", 0, "rank 1") in str(fault.of(Deadlock, lonely_receive))

@@ -363,10 +363,16 @@ print(run.results, type(run.results[0]) is Point, run.timeline.bytes_sent(0), "t
 
 def test_where_there_is_no_nccl_ranks_have_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows has no NCCL."""
-    monkeypatch.setattr("course_lib.ranks.parent.run._has_nvidia_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
-    assert launch(total, 2).results == [3, 3]
+    with pytest.raises(ValueError, match="there are 0"):
+        launch(total, 2, device="cuda")
+
+
+def test_ranks_on_the_processor_see_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer's step opens one where there is one, which a process cannot once it has been forked from another."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert launch(lambda rank: os.environ["CUDA_VISIBLE_DEVICES"], 2).results == ["", ""]
 
 
 def test_ranks_can_be_spawned_and_the_next_ones_are_while_the_student_reads_what_went_wrong(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def launch(
     args: tuple = (),
     timeout: float = 60.0,
     pace: Pace | None = None,
-    device: str | None = None,
+    device: str = "cpu",
 ) -> Run:
     """Call fn(rank, *args) on `world_size` processes that talk through torch.distributed.
 
@@ -73,7 +73,8 @@ def launch(
     timeout: seconds after which the run is ended. Seconds in which ranks wait for a core that others use do not count
         (where the system counts them, as Linux does), but after ten times the limit it ends on any machine.
     pace: the devices and links to stand for, on an emulated clock; see `Pace`.
-    device: "cuda" for one GPU and NCCL for each rank, "cpu" for gloo; None takes GPUs if there are enough.
+    device: "cpu" for gloo; "cuda" for NCCL and a GPU for each rank, on which its new tensors are. Tensors from outside
+        of fn stay where they are: move them with .cuda().
 
     Raises RankFailed, Deadlock (or Mismatch), RankTimeout, RankDied or Stopped, all RunErrors, each with a
     table of what every rank was doing; ValueError or TypeError for arguments that make no sense.
@@ -91,11 +92,14 @@ def run_on(
     task, display = _pack(fn, args, pace), make_display(fold=purpose == "cells")
     with fenced() as interrupt, pool.borrowed(purpose, world_size, uses_gpu, interrupt) as workers:
         monitor = RunMonitor(workers, timeout, display, interrupt)
+        has_ended_well = False
         try:
             outcomes = monitor.run(task)
+            has_ended_well = True
         finally:
             display.finish()
-            workers.is_tidy = monitor.is_clean(may_keep_changes=purpose == "cells")
+            may_go_on = has_ended_well or not uses_gpu  # what CUDA and NCCL have half done breaks the next run
+            workers.is_tidy = may_go_on and monitor.is_clean(may_keep_changes=purpose == "cells")
     results = [_unpack(outcome, rank, monitor) for rank, outcome in enumerate(outcomes)]
     stdout = ["".join(texts) for texts in monitor.printed]
     return Run(results, stdout, time.perf_counter() - started, pace, outcomes)
@@ -179,22 +183,17 @@ def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any
         raise TypeError(f"pace={pace!r} must be a Pace, for instance Pace(device=0.02)")
     if pace is not None and (unknown := [rank for rank in pace.slow if rank >= world_size]):
         raise ValueError(f"slow={pace.slow!r} names {errors.listing(unknown)}, but the ranks are 0 to {world_size - 1}")
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or None, which takes GPUs if there are enough")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device={device!r} must be 'cpu' or 'cuda'")
 
 
-def _uses_gpu(world_size: int, device: str | None) -> bool:
-    if device == "cpu" or (device is None and not _has_nvidia_driver()):
+def _uses_gpu(world_size: int, device: str) -> bool:
+    if device == "cpu":
         return False
     import torch
     import torch.distributed as dist
 
     n_gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0  # Windows has no NCCL
-    if device == "cuda" and n_gpus < world_size:
+    if n_gpus < world_size:
         raise ValueError(f"device='cuda' needs a GPU for each of the {world_size} ranks, but there are {n_gpus}")
-    return n_gpus >= world_size
-
-
-def _has_nvidia_driver() -> bool:
-    """Whether there is an NVIDIA driver; asked without importing torch, since most laptops have no such GPU."""
-    return os.path.exists("/proc/driver/nvidia/version") or os.path.exists(r"C:\Windows\System32\nvcuda.dll")
+    return True

@@ -7,8 +7,10 @@ that all workers share.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # an optimizer's step opens a GPU; processes forked after it cannot use one
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the Stop button signals the whole process group
 gc.disable()  # until `freeze`: nothing here is garbage, and collecting takes a fifth of the time
 

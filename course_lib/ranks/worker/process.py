@@ -135,6 +135,8 @@ class Worker:
         self.world: messages.World | None = None
         tracer.tell = lambda error: self._send(messages.RAISED, _describe(error, "raised"))
         self.own_environment = {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank)}
+        if not place.uses_gpu:
+            self.own_environment["CUDA_VISIBLE_DEVICES"] = ""
         self.module_count = len(sys.modules)
         self.ended: list[Any] = []  # groups of the run before
         self.settings, self.filters = changes.settings(), list(warnings.filters)
@@ -267,11 +269,15 @@ def _seed(seed: int, uses_gpu: bool) -> None:
 
 
 class _ResultPickler(cloudpickle.Pickler):
-    """A pickler that sends the numbers of a tensor, not the whole storage of which it may be a small part."""
+    """A pickler that sends the numbers of a tensor: no GPU, and not the whole storage of which it may be a part."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, AsyncCollectiveTensor):
             return value.trigger_wait().__reduce_ex__(2)  # its data may not have arrived yet
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            copy = value.detach().cpu()
+            kind = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor.requires_grad_
+            return kind(copy, value.requires_grad).__reduce_ex__(2)
         is_plain = type(value) is torch.Tensor and value.layout == torch.strided
         if is_plain and value.untyped_storage().nbytes() > value.nbytes:
             return value.detach().clone().requires_grad_(value.requires_grad).__reduce_ex__(2)

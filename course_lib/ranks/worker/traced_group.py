@@ -259,13 +259,22 @@ class TracedGroup(dist.ProcessGroup):
             is_buffered = self._is_buffered(op)
             self._copy_back_before(args)
             given, copies = contiguous.arguments(op.name, *args, always=is_buffered) if op.dtype else (args, [])
-            work = TracedWork(self.tracer, op, call(*given, **options), copies)
+            work = TracedWork(self.tracer, op, self._call(op, call, *given, **options), copies)
             if is_buffered and not op.is_message:
                 self.tracer.buffered.append(work)
             return work
         except BaseException:
             self.tracer.withdraw(op)
             raise
+
+    def _call(self, op: Operation, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if self.tracer.device is None:
+            return call(*args, **options)
+        self.tracer.block(op, self.tracer.steps)  # NCCL's first call connects, which waits for the other ranks
+        inner = call(*args, **options)
+        op.blocked = 0.0
+        self.tracer.board.write(self.tracer.rank, op)
+        return inner
 
 
 def _forward(name: str, method: str) -> Callable[..., TracedWork]:
