@@ -15,11 +15,9 @@ from lessons.site.pages import Page, Site
 from lessons.site.widgets import ROOT
 
 HERE = Path(__file__).parent
-COURSE = "Training large models on many workers"
 WIDGETS = ROOT / "course_lib" / "classroom" / "widgets"
 PARTS = ("slider", "switch", "options", "order", "sentences", "player")
 STYLES = (*(WIDGETS / f"{name}.css" for name in ("player", "running", "controls")), HERE / "net.css", HERE / "site.css")
-MENU = {"lesson": "Lessons", "exercise": "Exercises", "scenario": "Scenarios", "more": "More"}
 
 
 def build(folder: Path, shown: list[Page]) -> None:
@@ -36,12 +34,11 @@ def build(folder: Path, shown: list[Page]) -> None:
 
 
 def write(folder: Path, shown: list[Page]) -> None:
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, loader=jinja2.FileSystemLoader(HERE))
-    template = environment.get_template("page.html")
+    template = jinja2.Template((HERE / "page.html").read_text(encoding="utf-8"), autoescape=True, trim_blocks=True)
     command = ["git", "show", "-s", "--format=%h of %cs"]
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
     for place, page in enumerate(shown):
-        html = template.render(page=page, pages=shown, place=place, menu=MENU, course=COURSE, commit=commit)
+        html = template.render(page=page, pages=shown, place=place, commit=commit)
         (folder / page.address).write_text(html, encoding="utf-8")
 
 

@@ -34,12 +34,10 @@ from lessons.site import packs
 from lessons.site.widgets import ROOT, Widget, widget
 
 PLOTLY = "application/vnd.plotly.v1+json"
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 GLYPH = re.compile(r'<symbol id="([^"]+)".*?</symbol>')
 STORED = re.compile(r'<img src="data:image/svg\+xml;base64,([^"]+)"')
 TIPS = re.compile(r'<i aria-hidden="true"[^>]*></i>')
 PLACE = re.compile(r"<!--cell (\d+)-->")
-LONGEST_DESCRIPTION = 160
 ziamath.config.precision = 2
 ziamath.config.math.color = "currentColor"
 
@@ -159,7 +157,7 @@ class Site:
     def _output(self, name: str, output: NotebookNode) -> str:
         if "data" not in output:
             text = output.get("text") or "\n".join(output.traceback)
-            return f'<pre class="printed" tabindex="0">{escape(ANSI.sub("", text))}</pre>'
+            return f'<pre class="printed" tabindex="0">{escape(text)}</pre>'
         html = str(output.data.get("text/html") or f"<pre>{escape(output.data['text/plain'])}</pre>")
         if PLOTLY in output.data:
             packs.write(self.folder / "packs", name, output.data[PLOTLY])
@@ -217,4 +215,4 @@ def _outline(page: Page, tokens: list[Token]) -> None:
             page.sections.append([str(before.attrs.get("id", "")), plain, ""])
         elif plain and page.sections:
             page.sections[-1][2] += f"{plain} "
-            page.description = page.description or textwrap.shorten(plain, LONGEST_DESCRIPTION, placeholder=" …")
+            page.description = page.description or textwrap.shorten(plain, 160, placeholder=" …")
