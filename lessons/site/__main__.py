@@ -11,4 +11,4 @@ if __name__ == "__main__":
     from lessons.site.pages import pages
 
     folder, *names = sys.argv[1:]
-    build(Path(folder), [page for page in pages() if page.name.startswith(tuple(names or [""]))])
+    build(Path(folder), [page for page in pages() if page.address.startswith(tuple(names or [""]))])

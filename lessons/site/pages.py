@@ -37,6 +37,7 @@ PLOTLY = "application/vnd.plotly.v1+json"
 GLYPH = re.compile(r'<symbol id="([^"]+)".*?</symbol>')
 STORED = re.compile(r'<img src="data:image/svg\+xml;base64,([^"]+)"')
 TIPS = re.compile(r'<i aria-hidden="true"[^>]*></i>')
+PLAIN = re.compile(r'<span class="(?:n|nn|o|p|w)">([^<]*)</span>')  # of these the page has no color
 PLACE = re.compile(r"<!--cell (\d+)-->")
 ziamath.config.precision = 2
 ziamath.config.math.color = "currentColor"
@@ -55,10 +56,6 @@ class Page:
     description: str = ""
     body: str = ""
     sections: list[list[str]] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return self.address.removesuffix(".html")
 
     @property
     def title(self) -> str:
@@ -151,7 +148,7 @@ class Site:
         return _alive({**record, "key": one.key}, TIPS.sub("", stored), name)
 
     def _outputs(self, page: Page, number: int, cell: NotebookNode) -> str:
-        each = (self._output(f"{page.name}-{number}-{place}", one) for place, one in enumerate(cell.outputs))
+        each = (self._output(f"{page.file.stem}-{number}-{place}", one) for place, one in enumerate(cell.outputs))
         return STORED.sub(self._image, "".join(each))
 
     def _output(self, name: str, output: NotebookNode) -> str:
@@ -203,7 +200,7 @@ def _formula(text: str, options: dict[str, Any]) -> str:
 
 
 def code(source: str) -> str:
-    marked = highlight(source, PythonLexer(), HtmlFormatter(nowrap=True))
+    marked = PLAIN.sub(r"\1", highlight(source, PythonLexer(), HtmlFormatter(nowrap=True)))
     return f'<pre class="code" tabindex="0"><code>{marked}</code></pre>'
 
 
