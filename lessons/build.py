@@ -53,7 +53,7 @@ from course_lib.classroom.questions import fields
 
 ROOT = Path(__file__).resolve().parents[1]
 METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
 PAGES = [  # (kind of notebook, its script in a room, its folder)

@@ -28,7 +28,8 @@ def server() -> SimpleNamespace:
 
 def notebook(data: dict[str, Any]) -> dict[str, Any]:
     output = {"output_type": "display_data", "data": data, "metadata": {}}
-    return {"type": "notebook", "content": {"cells": [{"outputs": [output]}, {"source": "text"}]}}
+    content = {"metadata": {}, "cells": [{"outputs": [output]}, {"source": "text"}]}
+    return {"type": "notebook", "content": content}
 
 
 def shown(model: dict[str, Any]) -> dict[str, Any]:
@@ -55,6 +56,14 @@ def test_the_file_has_what_lasts_and_the_page_has_the_view_while_its_process_run
         assert (VIEW in shown(opened)) is is_live
         assert opened["content"]["cells"][0]["outputs"][0]["metadata"] == {}
         assert not is_live or shown(opened) == data
+
+
+def test_a_notebook_that_was_only_opened_is_saved_as_it_was(server: SimpleNamespace) -> None:
+    model = notebook({"text/plain": "4"})
+    before = copy.deepcopy(model["content"]) | {"metadata": {"language_info": {"name": "python"}}}
+    model["content"]["metadata"]["language_info"] = {"name": "python", "version": "3.13.1"}  # as the kernel says
+    server.config.ContentsManager.pre_save_hook(model)
+    assert model["content"] == before
 
 
 def test_a_view_that_is_all_there_is_stays_and_other_files_are_left_alone(server: SimpleNamespace) -> None:

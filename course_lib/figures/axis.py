@@ -35,7 +35,7 @@ def doubled(most: float, usual: float) -> tuple[float, str]:
     usual: 0 for an axis that just fits.
     """
     times = 2 ** max(0, math.ceil(math.log2(most / usual) - 1e-9)) if usual and most else 1
-    return usual * times or most, f"this axis is {times} times as long as usual" if times > 1 else ""
+    return usual * times or most, f"axis {times} times as long as usual" if times > 1 else ""
 
 
 def number(value: float) -> str:

@@ -61,12 +61,18 @@ def figure(chart: charts.Chart) -> Data:
 
 
 def _rounded(value: Any) -> Any:
-    """A value without its last digits: from Python 3.12 on, sum() of floats rounds differently."""
+    """A value without its last digits: from Python 3.12 on, sum() of floats rounds differently.
+
+    A whole number is written as a browser writes it, so that saving an opened notebook leaves its file as it was.
+    """
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_rounded(one) for one in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    short = float(f"{value:.{DIGITS}g}")
+    return int(short) if short.is_integer() else short
 
 
 def stored(chart: charts.Chart) -> Data:

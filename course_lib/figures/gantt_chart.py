@@ -56,20 +56,21 @@ def gantt(
     scale = Scale(GUTTER, width - MARGIN, length)
     panels = []
     for one, name in zip(shown, names, strict=False):
-        panels.append(TimelinePanel(one, scale, lanes_of(one, ghost is not None), y + 22))
-        _draw_panel(sheet, panels[-1], name)
+        panels.append(TimelinePanel(one, scale, lanes_of(one, ghost is not None, bool(usual)), y + 22))
+        before = f"{ghost_name} (thin bars): {duration(ghost.makespan)}" if ghost else ""
+        _draw_panel(sheet, panels[-1], name, before)
         y = panels[-1].bottom + 6
     if ghost:
-        _draw_ghost(sheet, panels[0], ghost, ghost_name)
-    sheet.height = _draw_axis(sheet, scale, y) + 14 * bool(usual or ghost)
+        _draw_ghost(sheet, panels[0], ghost)
     if longer:
-        sheet.text(scale.right, y + 20, longer, text_anchor="end", font_size=11, font_weight="bold")
+        sheet.text(scale.right, 22, longer, text_anchor="end", font_size=11, font_weight="bold")
+    sheet.height = _draw_axis(sheet, scale, y)
     rows = [row for one in shown for row in rank_rows(one)]
     again = partial(gantt, timeline, compare, width, title, names, usual=usual)
     return Picture(sheet, summary(*shown), rows, timelines=panels, over=again)
 
 
-def _draw_ghost(sheet: Sheet, panel: TimelinePanel, ghost: Timeline, name: str) -> None:
+def _draw_ghost(sheet: Sheet, panel: TimelinePanel, ghost: Timeline) -> None:
     """Draw another run in thin bars under the same ranks, and where it ends."""
     ranks = min(ghost.world_size, panel.timeline.world_size)
     thin = TimelinePanel(ghost, panel.scale, panel.lanes, panel.top + panel.lanes.bar + panel.lanes.lane + 1)
@@ -77,20 +78,19 @@ def _draw_ghost(sheet: Sheet, panel: TimelinePanel, ghost: Timeline, name: str) 
     _draw_together(sheet, bars)
     end = panel.scale.left + panel.scale.pixels(ghost.makespan)
     sheet.line(end, panel.top - 4, end, panel.bottom, stroke="currentColor", stroke_width=1.5, stroke_dasharray="4,3")
-    text = f"{name} (thin bars): {duration(ghost.makespan)}"
-    end = max(panel.scale.left, min(end, panel.scale.right - 240 - text_width(text, 11)))  # the axis has a note there
-    sheet.text(end, panel.bottom + 26, text, font_size=11)
 
 
-def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str) -> None:
-    """Draw one timeline under its heading."""
+def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str, before: str) -> None:
+    """Draw one timeline under its heading. before: words about another one in it."""
     timeline, scale, lanes, top = panel
     text = heading(timeline, name)
     if any(span.micro_batch is not None for span in timeline.spans):
         text += f", bubble {percent(timeline.idle_fraction())}"
-    if text_width(text) > sheet.width:  # its first word is the same
+    if text_width(text) + text_width(before, 11) > sheet.width:  # its first word is the same
         text = text.replace(ORIGINS[timeline.origin], timeline.origin)
     sheet.text(MARGIN, top - 10, text, font_weight="bold")
+    if before:
+        sheet.text(scale.right, top - 10, before, text_anchor="end", font_size=11)
     with sheet.group(stroke="currentColor", stroke_opacity=0.2):
         for tick in scale.ticks():
             x = scale.left + scale.pixels(tick)

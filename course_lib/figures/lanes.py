@@ -50,7 +50,8 @@ class PlacedSpan(NamedTuple):
 
 
 FEW, MANY = 4, 16  # ranks
-GHOST = 5.0  # pixels under a rank's bars for those of another run
+LANE, GHOST = 5.0, 4.0  # pixels under a rank's bars, for its background and for those of another run
+ROOM, HIGHEST = 184.0, 46.0  # pixels: for all ranks where their number changes, and for each of a few
 
 
 class TimelinePanel(NamedTuple):
@@ -81,9 +82,13 @@ class TimelinePanel(NamedTuple):
                     yield PlacedSpan(span, x, self.row(rank), width, self.lanes.bar)
 
 
-def lanes_of(timeline: Timeline, has_ghost: bool = False) -> Lanes:
+def lanes_of(timeline: Timeline, has_ghost: bool = False, fills: bool = False) -> Lanes:
+    """The heights of a timeline's rows. fills: whether few ranks take as much room as many, as far as they can."""
     ranks = timeline.world_size
-    bar, gap = (26.0, 5.0) if ranks <= FEW else (20.0, 3.0) if ranks <= MANY else (12.0, 3.0)
-    lane = 6.0 if any(span.background for span in timeline.spans) else 0.0
-    bar -= lane if ranks <= MANY else 0  # the least for the numbers of micro-batches
-    return Lanes(bar, lane, bar + lane + gap + (GHOST - 1) * has_ghost)
+    pitch, gap = (31.0, 5.0) if ranks <= FEW else (23.0, 2.0) if ranks <= MANY else (15.0, 3.0)
+    if fills:
+        pitch = max(pitch, min(ROOM / ranks, HIGHEST))
+    lane = LANE if any(span.background for span in timeline.spans) else 0.0
+    below = lane + GHOST * has_ghost
+    bar = pitch - gap - (below if ranks <= MANY else 0)
+    return Lanes(bar, lane, bar + below + gap)

@@ -88,4 +88,4 @@ class TensorParallelExplorer(Explorer):
             Slider("cut of A, B", tuple(WAYS), way),
             Switch("sequence", sequence_parallel, "parallel"),
         ]
-        super().__init__(controls, lambda *values: [look(*values)], (316, 0))
+        super().__init__(controls, lambda *values: [look(*values)], (316, 356))

@@ -170,4 +170,4 @@ class MeshExplorer(Explorer):
             Slider("schedule", NAMES, schedule),
             Slider("precision", tuple(PRECISIONS), dtype, tuple(PRECISIONS.values())),
         ]
-        super().__init__(controls, lambda *values: [look(HybridExperiment(*values))], (359, 312))
+        super().__init__(controls, lambda *values: [look(HybridExperiment(*values))], (352, 312))

@@ -1,7 +1,7 @@
 """The picture of a mesh and its traffic: machines with ranks in them, and lines as wide as the bytes between them.
 
-    .- machine 0 -----.   .- machine 1 -----.      replicas side by side, each with its stages below each other and
-    | [ 0 ]=====[ 1 ] |   | [ 4 ]=====[ 5 ] |      its tensor ranks side by side
+    .- machine 0 -----.   .- machine 1 -----.      two stages lie below each other, or else two tensor ranks,
+    | [ 0 ]=====[ 1 ] |   | [ 4 ]=====[ 5 ] |      or two replicas; all others side by side
     |   |         |   |   |   |         |   |
     | [ 2 ]=====[ 3 ] |   | [ 6 ]=====[ 7 ] |      axis           sent in a step    predicted
     '-----------------'   '-----------------'      == tensor      1.05 MB           the same
@@ -13,7 +13,7 @@ rank lights up all that it sends and receives.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.axis import data_size, listed
@@ -36,7 +36,7 @@ NAMES = {"tp": "tensor (tp)", "pp": "pipeline (pp)", "dp": "data (dp)", "all": "
 TALK = {"tp": "tensor ranks", "pp": "stages", "dp": "replicas"}
 LOOKS = dict(zip(("tp", "pp", "dp"), LINES, strict=False))
 PITCH, HIGH, SIZE = 96.0, 66.0, 24.0  # pixels: between ranks at most, between stages; of a rank
-BULGE = {"tp": -34.0, "pp": 0.0, "dp": 34.0}  # of a line past other ranks, at its middle; tensor ranks' bend upwards
+BULGE = {"tp": -34.0, "pp": -34.0, "dp": 34.0}  # of a line past other ranks, at its middle; some bend upwards
 SHARED = 0.7  # of the pitch: between replicas
 THIN, WIDE = 1.5, 12.0  # pixels: of the lines for the fewest and for the most bytes
 PULSE = {"class": "course-pulse", "stroke_width": 4.0, "stroke_dasharray": "0,8", "stroke_linecap": "round"}  # dots
@@ -78,35 +78,49 @@ def mesh_map(
 
 
 class _MeshLayout(NamedTuple):
-    """The places of ranks. top: of the first stage."""
+    """The places of ranks. top: of the first row."""
 
     mesh: Sizes
     width: float
     top: float
 
     @property
+    def down(self) -> int:
+        """The axis whose two ranks lie below each other; -1 if no axis has two."""
+        return next((axis for axis in (1, 2, 0) if self.mesh[axis] == 2), -1)
+
+    def column(self, at: Sequence[int]) -> float:
+        """The place of a rank in its row. at: its place on each axis."""
+        column = 0.0
+        for axis, size in enumerate(self.mesh):
+            if axis != self.down and size > 1:
+                column = column * (size + SHARED) + at[axis]
+        return column
+
+    @property
+    def gaps(self) -> float:
+        return self.column([size - 1 for size in self.mesh])
+
+    @property
     def pitch(self) -> float:
-        dp, _, tp = self.mesh
-        return min(PITCH, (self.width - 70) / (dp * tp - 1 + SHARED * (dp - 1) or 1))
+        return min(PITCH, (self.width - 70) / (self.gaps or 1))
 
     def place(self, rank: int) -> tuple[float, float]:
-        dp, pp, tp = self.mesh
-        d, p, t = rank // (pp * tp), rank // tp % pp, rank % tp
-        whole = self.pitch * (dp * tp - 1 + SHARED * (dp - 1))
-        return (self.width - whole) / 2 + self.pitch * (d * (tp + SHARED) + t), self.top + HIGH * p
+        _, pp, tp = self.mesh
+        at = rank // (pp * tp), rank // tp % pp, rank % tp
+        left = (self.width - self.pitch * self.gaps) / 2
+        return left + self.pitch * self.column(at), self.top + HIGH * at[self.down] * (self.down >= 0)
 
     @property
     def bottom(self) -> float:
-        return self.top + HIGH * (self.mesh[1] - 1) + 62
+        return self.top + HIGH * (self.down >= 0) + 62
 
     def curve(self, axis: str, one: int, other: int) -> tuple[str, float, float]:
         """The path between two ranks, straight where they are neighbors, and its middle."""
         (x1, y1), (x2, y2) = self.place(one), self.place(other)
-        is_straight = abs(one - other) == (self.mesh[2] if axis == "pp" else 1)
-        right, down = (-40.0, 0.0) if axis == "pp" else (0.0, BULGE[axis])
-        x, y = ((x1 + x2) / 2 + right * (not is_straight), (y1 + y2) / 2 + down * (not is_straight))
-        path = f"M{x1:.1f},{y1:.1f}Q{2 * x - (x1 + x2) / 2:.1f},{2 * y - (y1 + y2) / 2:.1f} {x2:.1f},{y2:.1f}"
-        return path, x, y
+        x, y = (x1 + x2) / 2, (y1 + y2) / 2
+        bulge = BULGE[axis] if abs(x1 - x2) > 1.01 * self.pitch else 0.0
+        return f"M{x1:.1f},{y1:.1f}Q{x:.1f},{y + 2 * bulge:.1f} {x2:.1f},{y2:.1f}", x, y + bulge
 
 
 def between(sent: Mapping[Pair, int]) -> dict[Pair, int]:

@@ -2,7 +2,7 @@
 
 The view of a widget ends with its kernel: opened again, it only says "model not found". So the view is removed if the
 output has a picture or a text, and the next day the notebook shows those, as before it was first run. The view is
-restored if the page is loaded again while that kernel still runs.
+restored if the page is loaded again while that kernel still runs. A notebook that was only opened is saved as it was.
 
 This file is copied to `.venv/etc/jupyter`, and `overrides.json` to `share/jupyter/lab/settings`, so that a plain
 `jupyter lab` of this environment does the same. The server gives everything in the folder beside it, with `custom.css`,
@@ -22,7 +22,19 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 AWAY = "course-view"  # in the metadata of an output, which no page shows
 
 
-def put_views_away(model: dict[str, Any], **_: Any) -> None:
+def before_saving(model: dict[str, Any], **_: Any) -> None:
+    put_views_away(model)
+    leave_out_version(model)
+
+
+def leave_out_version(model: dict[str, Any]) -> None:
+    """Keep the name alone of what a kernel says of its language: opening a lesson leaves its file as it was."""
+    metadata = model["content"]["metadata"] if model["type"] == "notebook" and model["content"] else {}
+    if "language_info" in metadata:
+        metadata["language_info"] = {"name": metadata["language_info"]["name"]}
+
+
+def put_views_away(model: dict[str, Any]) -> None:
     """Move the views of widgets out of a notebook's outputs that have a picture or text instead."""
     for output in outputs(model):
         data = output.get("data", {})
@@ -62,6 +74,6 @@ class Contents(AsyncLargeFileManager):
 
 config = get_config()  # type: ignore[name-defined]  # noqa: F821
 config.ServerApp.contents_manager_class = Contents
-config.ContentsManager.pre_save_hook = put_views_away
+config.ContentsManager.pre_save_hook = before_saving
 config.ServerApp.tornado_settings = {"static_custom_path": str(Path(__file__).parent / "custom")}
 config.LabApp.custom_css = True

@@ -87,8 +87,12 @@ def go_through(lab: Any, lesson: str, touch: Callable[[Page], None] | None = Non
     """
     notebook = lab.open(f"notebooks/{lesson}.ipynb")
     page: Page = notebook.page
-    stored_pictures_are_there(page, (lab.server.folder / f"notebooks/{lesson}.ipynb").read_text(encoding="utf-8"))
+    file = lab.server.folder / f"notebooks/{lesson}.ipynb"
+    before = file.read_text(encoding="utf-8")
+    stored_pictures_are_there(page, before)
     assert violations(page) == []
+    notebook.save()
+    assert file.read_text(encoding="utf-8") == before  # who only looks at a lesson changes no file
     breaks = page.locator(f"{OURS} pre").evaluate_all("all => all.map(printed => getComputedStyle(printed).wordBreak)")
     assert set(breaks) == {"normal"}  # printed text breaks between words
     if touch:

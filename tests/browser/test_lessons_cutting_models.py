@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.hands import MOVE, cell, drag, fits_one_screen, go_through, pictures, press, says, slider
@@ -42,6 +43,7 @@ def a_schedule_is_run_beside_what_was_predicted(explorer: Any) -> None:
     assert fits_one_screen(explorer) == high
     explorer.get_by_role("button", name="Play", exact=True).click()
     expect(explorer.get_by_role("slider", name="time")).to_be_visible(timeout=MOVE)
+    assert fits_one_screen(explorer) == pytest.approx(high, abs=5)  # what follows stays where it was
 
 
 def the_size_of_micro_batches_has_a_minimum(explorer: Any) -> None:

@@ -10,6 +10,7 @@ from course_lib.classroom.questions.markup import inline, to_html, to_text
 from course_lib.figures import Picture
 
 RIGHT, WRONG, NEITHER = "#2e8b57", "#d98600", "#808080"  # of the bar beside a feedback, whose words say the same
+VERDICTS = {True: "Right.", False: "Not this one.", None: "Compare."}
 UNSHOWN = "(This run did not show it.)"
 
 
@@ -53,8 +54,7 @@ class Feedback:
 
     @property
     def headline(self) -> str:
-        words = {True: "Right.", False: "Not this one.", None: "Compare."}
-        return f"{words[self.right]} You answered: {self.answer}" if self.answer else self.title
+        return f"{VERDICTS[self.right]} You answered: {self.answer}" if self.answer else self.title
 
     def __str__(self) -> str:
         return "\n\n".join(filter(None, map(to_text, [self.headline, *self._words()])))

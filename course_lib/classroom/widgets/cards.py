@@ -36,6 +36,7 @@ from course_lib.figures.axis import counted
 from course_lib.planner.spec import V_SHAPED
 
 WIDE = widgets.Layout(width="100%", max_width="52em")
+BELOW = widgets.Layout(width="100%", max_width="52em", order="1")
 DECIDE, RUN, AGAIN = "Commit to this answer", "Run it", "Try another answer"
 HIDE, OTHER = "Hide the answer", "Other numbers"
 
@@ -152,9 +153,10 @@ class Card:
         self.other = answers.Button(lambda: self._try(self._ask_other_numbers))
         self.running, self._seconds = Running(), 0.0
         self.text, self.status, self.feedback = (widgets.HTML(layout=WIDE) for _ in range(3))
-        self.feedback.layout = widgets.Layout(width="auto")
+        self.feedback.layout = widgets.Layout(width="auto", order="1")
+        self.running.layout.order = "1"
         self.checklist: Any = None
-        self._box, self._buttons = widgets.VBox(), widgets.HBox([self.main, self.other])
+        self._box, self._buttons = widgets.VBox(), widgets.HBox([self.main, self.other], layout={"order": "1"})
         self._box.add_class("course-live")
         self._ask(questions.load(name, seed))
 
@@ -283,10 +285,12 @@ class Card:
 
     def _offer_checklist(self, form: FreeText) -> None:
         self.checklist = answers.ChoiceList(label="Tick what your answer says:", texts=form.checklist, several=True)
+        self.checklist.layout.order = "1"
         self.checklist.observe(lambda change: self.question.keep("checked", change["new"]), "chosen")
 
     def _say(self, text: str, role: str = "status") -> None:
         self.status.value = said(text, role)
+        self.status.layout = WIDE if role == "alert" else BELOW  # an error stands at the field
 
     def _try(self, action: Callable[[], None]) -> None:
         """Run an action; show its error in the card, whose buttons go on working."""

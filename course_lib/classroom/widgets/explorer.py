@@ -268,6 +268,7 @@ class Explorer:
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
         self.below.layout.min_height = scaled(below)
         box = widgets.VBox([widgets.HBox([left, self.beside], layout=layout), self.below, self._stage])
+        box.layout.min_height = scaled(above + below)  # a player that needs less does not move what follows
         for place in self._places:
             place.add_class("course-picture")
         return box.add_class("course-live")

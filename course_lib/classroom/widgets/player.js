@@ -390,8 +390,12 @@ function render({ model, el }) {
     keys[event.key]();
   });
   show();
-  // By then it stands on the page, among the pictures around it. In an explorer somebody has just pressed Play.
-  begins = requestAnimationFrame(() => (el.closest(".course-live") || "follow" in places ? toggle() : show()));
+  // By then it stands on the page, among the pictures around it. In an explorer somebody has just pressed Play, and
+  // the next keys are for what plays.
+  begins = requestAnimationFrame(() => {
+    if (el.closest(".course-live")) button.focus({ preventScroll: true });
+    el.closest(".course-live") || "follow" in places ? toggle() : show();
+  });
   el.classList.add("course-player");
   el.setAttribute("role", "group");
   el.setAttribute("aria-label", line ? "Player of a timeline" : "Player of a picture");

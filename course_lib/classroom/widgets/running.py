@@ -18,6 +18,7 @@ import anywidget
 import traitlets
 
 from course_lib.classroom.questions.markup import inline
+from course_lib.classroom.questions.outcome import WRONG
 from course_lib.figures.svg import ROOMY
 from course_lib.ranks import RunError, fenced
 
@@ -76,4 +77,5 @@ def explained(problem: BaseException, again: str) -> str:
 
 def said(text: str, role: str = "status") -> str:
     """A sentence as HTML. role: "status" or "alert", for screen readers."""
-    return f"<p role='{role}' style='line-height:1.4;margin:4px 0'>{inline(text)}</p>"
+    bar = f";border-left:4px solid {WRONG};padding-left:8px" if role == "alert" else ""
+    return f"<p role='{role}' style='line-height:1.4;margin:4px 0{bar}'>{inline(text)}</p>"

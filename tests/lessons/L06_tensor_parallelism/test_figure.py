@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from course_lib.figures.palette import INK, PAPER, RANKS
+from course_lib.figures.palette import INK, RANKS
 from course_lib.timeline import Timeline
 from lessons.L06_tensor_parallelism.figure import who_holds_what
 from lessons.L06_tensor_parallelism.runs import CutRun, LayerOperation
@@ -82,4 +82,3 @@ def test_ranks_differ_without_color_and_can_be_written_on() -> None:
     for style in RANKS:
         assert contrast(INK, style.fill) >= 4.5
         assert not style.path or contrast(style.fill, style.shade) >= 1.35
-    assert RANKS[-1].fill == PAPER
