@@ -114,10 +114,10 @@ def _number(form: Number) -> Asked:
     slips = [*form.slips, *units.USUAL.get(form.quantity.name, [])]
     whys = [outcome.why, *(f"{slip.text}\n\n{outcome.why}" for slip in slips), outcome.why]
     outcomes = {n: (ANSWER, replace(outcome, right=n == 0, why=why)) for n, why in enumerate(whys)}
-    judged = {"factors": [1, *(slip.factor for slip in slips)], "units": form.quantity.units}
-    judged |= {"measured": outcome.measured, "tolerance": form.tolerance}
+    factors = [1, *(slip.factor for slip in slips)]
+    judged = {"factors": factors, "measured": outcome.measured, "tolerance": form.tolerance}
     state = {"label": f"Your answer, with its unit, for instance {form.example}:", "value": ""}
-    return {"is": "number", "part": "sentences", "state": state}, outcomes, judged
+    return {"is": "number", "part": "sentences", "state": state}, outcomes, {**judged, "units": form.quantity.units}
 
 
 def _text(form: FreeText) -> Asked:

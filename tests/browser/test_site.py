@@ -148,7 +148,7 @@ def for_everybody(page: Page, address: str) -> None:
     for name in ("index.html", LESSON):
         page.goto(f"{address}/{name}")
         for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme)
             assert Axe().run(page).response["violations"] == []
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") == 390
