@@ -174,7 +174,7 @@ def test_steps() -> dict[str, list[str]]:
         "tests": ["-m", "pytest", *forks, "tests", *others, *many],
         "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
         "notebooks": ["-m", "pytest", *kernels, *nbval, *few, "tests/exercises", *notebooks, "tests/notebooks"],
-        "browser": ["-m", "pytest", *forks, "-p", "no:nbval", "tests/browser", *few],
+        "browser": ["-m", "pytest", *kernels, "-p", "no:nbval", "tests/browser", *few],
     }
 
 

@@ -1,15 +1,15 @@
 """A plugin for pytest: kernels are forked from one process that has imported what takes each of them seconds.
 
-They are Jupyter's own kernels, in processes of their own, found under the usual name. Tests in a browser do without:
-after a reload, a page does not find the widgets of such a kernel again. In place of a kernel Jupyter
-starts this file as a program. It asks for a fork, which takes over its environment, folder and output; either ends
-when the other does.
+They are Jupyter's own kernels, in processes of their own, found under the usual name. In place of a kernel Jupyter
+starts this file as a program. It asks for a fork, which takes over its environment, folder, output and process id;
+either ends when the other does.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -28,7 +28,7 @@ def kernel_in_our_place(address: str, *arguments: str) -> int:
     """Have a kernel started with these arguments, and wait for its end. Returns 0, or 1 if it was killed."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
-        request = json.dumps([arguments, os.getcwd(), dict(os.environ)])
+        request = json.dumps([arguments, os.getcwd(), dict(os.environ), os.getpid()])
         socket.send_fds(server, [request.encode() + b"\n"], [0, 1, 2])
         return 0 if server.recv(1) else 1
 
@@ -36,10 +36,12 @@ def kernel_in_our_place(address: str, *arguments: str) -> int:
 def serve(number: int) -> None:
     """Fork a kernel for each request that arrives on the socket of this number, until this process is ended.
 
-    It imports nothing that asks, when it is imported, whether it runs in a notebook, as ipywidgets does.
+    ipywidgets registers with a notebook when it is imported there, or else as an extension of it.
     """
-    import torch  # noqa: F401
-    from ipykernel.kernelapp import IPKernelApp
+    from ipykernel.kernelapp import IPKernelApp  # first, as it says how widgets are to talk
+
+    for name in ("ipywidgets", "anywidget", "plotly.graph_objects", "torch"):
+        importlib.import_module(name)
 
     sys.path.remove("")  # the course's folder, which a kernel finds as an installed package
     with socket.socket(fileno=number) as listener:
@@ -52,7 +54,8 @@ def serve(number: int) -> None:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
     arguments = take_the_place_of(asking)
-    IPKernelApp.launch_instance([*arguments, "--IPKernelApp.parent_handle=1"])  # it need not look for its parent
+    own = ["--IPKernelApp.parent_handle=1", "--IPKernelApp.extensions=ipywidgets"]  # it need not look for its parent
+    IPKernelApp.launch_instance([*arguments, *own])
 
 
 def take_the_place_of(asking: socket.socket) -> list[str]:
@@ -61,10 +64,11 @@ def take_the_place_of(asking: socket.socket) -> list[str]:
     text, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
     while not text.endswith(b"\n"):
         text += asking.recv(1 << 20)
-    arguments, folder, variables = json.loads(text)
+    arguments, folder, variables, process = json.loads(text)
     for place, file in enumerate(files):
         os.dup2(file, place)
         os.close(file)
+    own, os.getpid = os.getpid(), lambda: process  # the server knows by it whose widgets a reloaded page may show
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
@@ -73,7 +77,7 @@ def take_the_place_of(asking: socket.socket) -> list[str]:
 
     def end_with_it() -> None:
         asking.recv(1)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(own, signal.SIGKILL)
 
     threading.Thread(target=end_with_it, daemon=True).start()
     return arguments

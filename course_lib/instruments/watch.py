@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class Sent(NamedTuple):
@@ -74,4 +73,7 @@ class Watch(TorchDispatchMode):
 
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in nested lists, tuples and dicts."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    if isinstance(value, Tensor):
+        return [value]
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for one in inside for tensor in tensors_in(one)]

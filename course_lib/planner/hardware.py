@@ -97,7 +97,7 @@ LINKS = {row["name"]: Interconnect(**row) for row in _CATALOGUE["links"]}
 DEVICES = {row["name"]: _device(**row) for row in _CATALOGUE["devices"]}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Cluster:
     """Equal nodes of equal devices.
 
@@ -127,6 +127,10 @@ class Cluster:
         if min(self.nodes, self.devices_per_node) < 1 or self.devices > LARGEST_CLUSTER:
             made = f"nodes={self.nodes} x devices_per_node={self.devices_per_node} makes {self.devices} devices"
             raise ValueError(f"{made}; choose 1 to {LARGEST_CLUSTER:,}")
+
+    def __hash__(self) -> int:
+        """A hash of the fields that calibrating and planning vary; a search computes it a hundred thousand times."""
+        return hash((self.device, self.nodes, self.devices_per_node, self.matmul or 0, self.network or 0))
 
     @property
     def devices(self) -> int:

@@ -6,7 +6,7 @@ Programs whose runs end well share a launch for each case, as the mistakes in a 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -47,13 +47,23 @@ def untold(exercise: Exercise, case: Case) -> list[Mistake]:
     return [one for one in exercise.mistakes if not one.fails and all(before.would_pass(one) for before in found)]
 
 
-def share_launches(exercise: Exercise) -> None:
-    """Let the exercise compare with these results, in place of launches of its own."""
+@functools.cache
+def shared_mistakes(exercise: Exercise, case: Case) -> dict[Mistake, list[Observed]]:
+    return {one: observed(exercise, case)[one.program] for one in untold(exercise, case)}
 
-    def run_mistakes(case: Case) -> dict[Mistake, list[Observed]]:
-        return {one: observed(exercise, case)[one.program] for one in untold(exercise, case)}
 
-    vars(exercise)["run_mistakes"] = functools.cache(run_mistakes)
+@pytest.fixture(autouse=True, scope="module")
+def share_launches() -> Iterator[None]:
+    """Let exercises compare with these results, in place of launches of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Exercise, "run_mistakes", shared_mistakes)
+        yield
+
+
+def test_an_exercise_compares_with_shared_launches() -> None:
+    case = checks.split_batch.all_cases(0)[0]
+    shared = observed(checks.split_batch, case)
+    assert all(seen is shared[one.program] for one, seen in checks.split_batch.run_mistakes(case).items())
 
 
 def verdicts(

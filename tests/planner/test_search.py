@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,12 @@ BATCH = 16
 @pytest.fixture(scope="module")
 def found() -> Found:
     return search(MODEL, CLUSTER, BATCH)
+
+
+def test_clusters_with_the_same_fields_are_one_to_a_cache() -> None:
+    same = replace(CLUSTER)
+    assert (same, hash(same)) == (CLUSTER, hash(CLUSTER))
+    assert replace(CLUSTER, between="InfiniBand NDR") != CLUSTER
 
 
 def test_every_plan_is_legal_and_there_once(found: Found) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from statistics import mean
 
 import pytest
 import torch
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from course_lib.classroom.runs.training import train
 from course_lib.figures.palette import LIKELY
@@ -156,7 +156,7 @@ PROOFS: Proofs = {
     ),
     "twice the size of the logits": lambda: counted("Temp") == [2 * 8 * 128 * 256 * 4],
     "It can say so for every module: `theirs.display_modulewise_snapshots()`.": lambda: callable(
-        MemTracker.display_modulewise_snapshots
+        import_module("torch.distributed._tools.mem_tracker").MemTracker.display_modulewise_snapshots
     ),
     "half as much for each group that the device talks in": lambda: memory.CHANNELS == memory.DRIVER / 2,
     "Some software computes the loss in one kernel, some keeps two copies of the logits in 32 bits": lambda: (

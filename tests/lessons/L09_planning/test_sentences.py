@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
-from torch.distributed._tools import mem_tracker
 from torch.utils import flop_counter
 
 from course_lib.planner import Cluster
@@ -84,7 +85,8 @@ PROOFS: Proofs = {
         and numbers("theirs = launch(tracked", "tracked:")[:2] == numbers("theirs = launch(tracked", "planner:")[:2]
     ),
     "`torch/utils/flop_counter.py` and `torch/distributed/_tools/mem_tracker.py`": lambda: (
-        hasattr(flop_counter, "FlopCounterMode") and hasattr(mem_tracker, "MemTracker")
+        hasattr(flop_counter, "FlopCounterMode")
+        and hasattr(import_module("torch.distributed._tools.mem_tracker"), "MemTracker")
     ),
 }
 
