@@ -189,14 +189,10 @@ def _tuned() -> Outcome:
     return Outcome(None, found={"lines": "; ".join(lines)}, pictures=(picture,))
 
 
+GRIDS = [Grid(2, 2), Grid(2, 3), Grid(3, 2)]
 QUESTIONS: dict[str, Seeded] = {
     "Q11": Seeded(8, choice(each(_activity, STRATEGIES)), (4, 6), lambda units: {"units": units}),
-    "Q8": Seeded(
-        Grid(2, 2),
-        ordering(_measure_idle, lambda name: read(name).stage),
-        [Grid(2, 2), Grid(2, 3), Grid(3, 2)],
-        _fields_of_grid,
-    ),
+    "Q8": Seeded(GRIDS[0], ordering(_measure_idle, lambda name: read(name).stage), GRIDS, _fields_of_grid),
     "Q10": Seeded(
         Moment(4, 3, 1),
         choice(each(_read_off, ("waits", "next", "now", "back", "before"))),
