@@ -53,15 +53,9 @@ class GPTConfig:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} has to be at least 1")
         if self.hidden % self.heads:
-            raise ValueError(
-                f"heads={self.heads} does not divide hidden={self.hidden}; "
-                f"heads of equal width need one of {_divisors(self.hidden)}"
-            )
+            raise ValueError(f"heads={self.heads} does not divide hidden={self.hidden}; heads have one width")
         if self.heads % self.key_value_heads:
-            raise ValueError(
-                f"kv_heads={self.kv_heads} does not divide heads={self.heads}; "
-                f"every key and value head serves the same number of queries with one of {_divisors(self.heads)}"
-            )
+            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}; each serves as many")
 
     @property
     def head_width(self) -> int:
@@ -206,7 +200,3 @@ def _initialize(model: TinyGPT, seed: int) -> None:
             scale /= (2 * model.config.layers) ** 0.5
         drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
         parameter.copy_(scale * drawn)
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 COMPUTE_KINDS = ("forward", "backward", "weight_grad", "optimizer", "other")
 KINDS = (*COMPUTE_KINDS, "transfer", "wait")
-ORIGINS = ("measured", "emulated", "modelled")
 RECEIVING = frozenset({"recv", "irecv", "recv_any_source"})
 
 
@@ -65,21 +64,12 @@ class Timeline:
     origin: "measured" (real clock), "emulated" (real processes and messages, emulated clock) or "modelled"
         (formula or simulation). Every picture says which.
     untimed: kinds of compute that take no time, since the pace has no seconds for them.
-
-    Raises ValueError for another origin, and for a span of a rank outside 0 to world_size - 1.
     """
 
     spans: list[Span]
     world_size: int
     origin: str = "measured"
     untimed: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.origin not in ORIGINS:
-            raise ValueError(f"origin={self.origin!r} is unknown; choose one of {', '.join(ORIGINS)}")
-        for rank in {span.rank for span in self.spans}:
-            if not 0 <= rank < self.world_size:
-                raise ValueError(f"a span of rank {rank} cannot be in a timeline with world_size={self.world_size}")
 
     def of(self, rank: int) -> list[Span]:
         """The spans of one rank, by start time; of two that start together the longer comes first."""

@@ -112,16 +112,6 @@ def test_bytes_are_counted_where_they_leave() -> None:
     assert (timeline.bytes_sent(0), timeline.bytes_sent(1)) == (100, 7)
 
 
-def test_an_unknown_origin_is_refused_with_the_ones_that_exist() -> None:
-    with pytest.raises(ValueError, match="origin='guessed' is unknown; choose one of measured, emulated, modelled"):
-        Timeline([], 1, origin="guessed")
-
-
-def test_a_span_of_a_rank_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="a span of rank 4 cannot be in a timeline with world_size=4"):
-        Timeline([Span(4, "forward", "", 0.0, 1.0)], 4)
-
-
 def trace_of(timeline: Timeline, folder: Path) -> dict[str, Any]:
     timeline.to_chrome_trace(folder / "trace.json")
     return json.loads((folder / "trace.json").read_text(encoding="utf-8"))

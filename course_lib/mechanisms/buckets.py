@@ -51,12 +51,12 @@ class Reducer:
     def begin_step(self) -> None:
         """Expect a gradient of each parameter, and to reduce bucket 0 first."""
         self._missing = [set(map(id, bucket)) for bucket in self._buckets]
-        self._bucket_of = {parameter: missing for missing in self._missing for parameter in missing}
         self._next = 0
         self.has_begun = False
 
-    def gradient_is_computed(self, parameter: Tensor) -> None:
-        missing = self._bucket_of[id(parameter)]
+    def gradient_is_computed(self, number: int, parameter: Tensor) -> None:
+        """Note a gradient of the bucket with this number."""
+        missing = self._missing[number]
         guards.only_one_backward(id(parameter) in missing)
         missing.remove(id(parameter))
         self.has_begun = True
@@ -74,13 +74,13 @@ class Reducer:
         self._reduce(self._next - 1)
 
 
-def watch_gradients(parameters: Iterable[nn.Parameter], method: Callable[[Any], None]) -> None:
-    """Call the method with a parameter whenever its gradient is computed."""
+def watch_gradients(parameters: Iterable[nn.Parameter], method: Callable[..., None], number: int) -> None:
+    """Call the method with this number and a parameter whenever the parameter's gradient is computed."""
     for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(weakly(method))
+        parameter.register_post_accumulate_grad_hook(weakly(method, number))
 
 
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method as a hook that does not keep the method's owner alive, however long the hook itself lives."""
+def weakly(method: Callable[..., Any], *given: Any) -> Callable[..., Any]:
+    """The method, with these arguments first, as a hook that does not keep the method's owner alive."""
     reference = weakref.WeakMethod(method)
-    return lambda *args: (bound := reference()) and bound(*args)
+    return lambda *args: (bound := reference()) and bound(*given, *args)

@@ -47,31 +47,51 @@ def average_gradients(model: nn.Module, group: Group = None, samples: int | None
     guards.right_group(group, model.parameters())
     for parameter in trainable(model).values():
         # In float32 for 16 bits, where a sum may overflow and its mean does not.
-        message = _message([parameter], 1 if samples is None else samples, master_dtype(parameter.dtype))
-        dist.all_reduce(message, group=group)
-        _take_means([parameter], message)
+        message = Message([parameter], 1 if samples is None else samples, master_dtype(parameter.dtype))
+        dist.all_reduce(message.packed(), group=group)
+        message.take_means()
 
 
-# A message: | gradients x weight | for each parameter, weight if this rank has a gradient | weight |
+class Message:
+    """Gradients on their way to their mean.
 
+    | gradients x weight | for each parameter, weight if this rank has a gradient | weight |
+    """
 
-@torch.no_grad()
-def _message(parameters: Sequence[nn.Parameter], weight: float, dtype: torch.dtype) -> Tensor:
-    # An empty share has a loss of 0 / 0, and 0 x nan is nan.
-    gradients = [torch.zeros_like(p) if p.grad is None or weight == 0 else p.grad for p in parameters]
-    had_one = gradients[0].new_tensor([*(p.grad is not None for p in parameters), True])
-    message = torch.cat([*(gradient.flatten() for gradient in gradients), had_one]).to(dtype)
-    return message.mul_(message.new_tensor(weight))
+    def __init__(self, parameters: Sequence[nn.Parameter], weight: float, dtype: torch.dtype) -> None:
+        sizes = [*(parameter.numel() for parameter in parameters), len(parameters) + 1]
+        self._weight, self._content = weight, parameters[0].new_empty(sum(sizes), dtype=dtype)
+        *places, self._weights = self._content.split(sizes)
+        self._places = {p: place.view_as(p) for p, place in zip(parameters, places, strict=True)}
 
+    def pack(self, parameter: nn.Parameter) -> Tensor:
+        """Put a gradient into its place, and return the place."""
+        place, gradient = self._places[parameter], parameter.grad
+        if gradient is None or self._weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
+            return place.zero_()
+        return torch.mul(gradient.to(place.dtype), self._weight, out=place)
 
-def _take_means(parameters: Sequence[nn.Parameter], message: Tensor) -> None:
-    """Take the mean gradients from the sum of the ranks' messages."""
-    if message[-1] != 1:
-        message /= message[-1].clone()
-    *means, had_one = message.split([*(p.numel() for p in parameters), len(parameters) + 1])
-    for parameter, mean, is_there in zip(parameters, means, had_one.tolist(), strict=False):
-        if is_there:
-            parameter.grad = mean.view_as(parameter).to(parameter.grad_dtype)
+    @torch.no_grad()
+    def packed(self) -> Tensor:
+        """What the ranks have to add up: all gradients, each packed now unless it is in its place already."""
+        had_one = []
+        for parameter, place in self._places.items():
+            had_one.append(self._weight * (parameter.grad is not None))
+            if parameter.grad is not place:
+                self.pack(parameter)
+        self._weights.copy_(self._weights.new_tensor([*had_one, self._weight]))
+        return self._content
+
+    def take_means(self) -> None:
+        """Take the mean gradients from the sum of the ranks' messages."""
+        *had_one, total = self._weights.tolist()
+        if total != 1:
+            self._content /= total
+        for (parameter, mean), is_there in zip(self._places.items(), had_one, strict=True):
+            if not is_there:
+                parameter.grad = None
+            elif parameter.grad is not mean:
+                parameter.grad = mean.to(parameter.grad_dtype)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -109,14 +129,15 @@ class DataParallel(nn.Module):
     def __init__(self, model: nn.Module, group: Group = None, bucket_mb: float = 25, overlap: bool = True) -> None:
         super().__init__()
         self.module, self.group = model, group
-        parameters = list(trainable(model).values())
         make_equal(named_tensors(model), group)
-        self._buckets = fill_buckets(reversed(parameters), bucket_mb)
+        self._buckets = fill_buckets(reversed(trainable(model).values()), bucket_mb)
         self._reducer = Reducer(self._buckets, self._all_reduce, overlap)
-        self._on_their_way: list[tuple[Tensor, Any]] = []
+        self._messages: dict[int, Message] = {}
+        self._on_their_way: list[Any] = []
         self._samples: int | None = None  # in forward passes since the last `finish()`
         self._first_total: int | None = None
-        watch_gradients(parameters, self._gradient_is_computed)
+        for number, bucket in enumerate(self._buckets):
+            watch_gradients(bucket, self._gradient_is_computed, number)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output.
@@ -130,18 +151,24 @@ class DataParallel(nn.Module):
             self._samples = samples
         return self.module(*args, **kwargs)
 
-    def _gradient_is_computed(self, parameter: Tensor) -> None:
+    def _gradient_is_computed(self, number: int, parameter: nn.Parameter) -> None:
         if self._samples is not None:  # else another replica of the same model is at work
-            self._reducer.gradient_is_computed(parameter)
+            parameter.grad = self._message(number).pack(parameter)  # its mean will be in the same place
+            self._reducer.gradient_is_computed(number, parameter)
+
+    def _message(self, number: int) -> Message:
+        if number not in self._messages:
+            bucket, samples = self._buckets[number], self._samples or 0
+            # Weights need a common measure. This step's total would do, but asking for it in every step costs as much
+            # as a bucket; that of the first step does as well, as `take_means` divides by the sum of the weights.
+            if self._first_total is None:
+                self._first_total = max(1, total_over_ranks(samples, bucket[0].device, self.group))
+            self._messages[number] = Message(bucket, samples / self._first_total, bucket[0].dtype)
+        return self._messages[number]
 
     def _all_reduce(self, number: int) -> None:
-        first, samples = self._buckets[number][0], self._samples or 0
-        # Weights need a common measure. This step's total would do, but asking for it in every step costs as much as
-        # a bucket; that of the first step does as well, as `finish` divides by the sum of the weights.
-        if self._first_total is None:
-            self._first_total = max(1, total_over_ranks(samples, first.device, self.group))
-        message = _message(self._buckets[number], samples / self._first_total, first.dtype)
-        self._on_their_way.append((message, dist.all_reduce(message, group=self.group, async_op=True)))
+        content = self._message(number).packed()
+        self._on_their_way.append(dist.all_reduce(content, group=self.group, async_op=True))
 
     def finish(self) -> None:
         """Wait until all gradients have arrived; from here on every `.grad` is the mean over the group.
@@ -150,8 +177,8 @@ class DataParallel(nn.Module):
         """
         guards.backward_is_done(self._samples, self._reducer.has_begun)
         self._reducer.reduce_rest()
-        for bucket, (message, work) in zip(self._buckets, self._on_their_way, strict=True):
+        for number, work in enumerate(self._on_their_way):
             work.wait()
-            _take_means(bucket, message)
-        self._on_their_way, self._samples = [], None
+            self._messages[number].take_means()
+        self._messages, self._on_their_way, self._samples = {}, [], None
         self._reducer.begin_step()

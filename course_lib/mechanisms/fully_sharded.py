@@ -117,7 +117,7 @@ class FullySharded(nn.Module):
         block = self.blocks[number]
         if not block.wholes:
             inputs = [self._start] if block.is_trained else []
-            wholes = _Given.apply(block.shards.views, partial(weakly(self._reduce_scatter), number), *inputs)
+            wholes = _Given.apply(block.shards.views, weakly(self._reduce_scatter, number), *inputs)
             block.wholes = dict(zip(block.parameters, wholes, strict=True))
         block.unshard()
         if self.prefetch and not self._is_backward and number + 1 < len(self.blocks):

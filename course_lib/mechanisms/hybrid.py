@@ -47,7 +47,7 @@ from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.mesh import Mesh
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.pipeline import run_schedule
-from course_lib.mechanisms.replicas import from_first_rank
+from course_lib.mechanisms.replicas import from_first_rank, named_tensors
 from course_lib.mechanisms.sharding import ShardedOptimizer
 from course_lib.mechanisms.shards import master_dtype
 from course_lib.mechanisms.tensor_parallel.vocab import IGNORED
@@ -154,7 +154,7 @@ class ModelPart(nn.Module):
         self.mesh, self.schedule, self.config = mesh, schedule, model.config
         is_layer = [0, *(1 for _ in model.blocks[1:-1]), 0]
         layers = split_layers(len(model.blocks), schedule.n_stages, costs=is_layer)
-        from_first_rank(model)
+        from_first_rank(named_tensors(model).values())
         tensor_parallel.parallelize(model, mesh.group("tp"), sequence_parallel)
         of_rank = [
             nn.ModuleDict({str(i): model.blocks[i] for stage in schedule.stages_of(rank) for i in layers[stage]})
@@ -170,12 +170,8 @@ class ModelPart(nn.Module):
 
     def loss_fn(self, factor: float) -> Callable[[Tensor, Tensor], Tensor]:
         """The mean cross-entropy of a micro-batch, times a factor, from this rank's share of the logits."""
-
-        def loss(logits: Tensor, targets: Tensor) -> Tensor:
-            group = self.mesh.group("tp")
-            return factor * tensor_parallel.vocab_parallel_cross_entropy(logits, targets, self.config.vocab, group)
-
-        return loss
+        of, vocab, group = tensor_parallel.vocab_parallel_cross_entropy, self.config.vocab, self.mesh.group("tp")
+        return lambda logits, targets: factor * of(logits, targets, vocab, group)
 
 
 def make_optimizer(

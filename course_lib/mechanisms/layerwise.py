@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from course_lib.mechanisms import guards, tied_weights
 from course_lib.mechanisms.groups import Group, rank_in
-from course_lib.mechanisms.replicas import from_first_rank
+from course_lib.mechanisms.replicas import from_first_rank, named_tensors
 from course_lib.timeline import compute
 
 
@@ -60,7 +60,7 @@ class LayerWise(nn.Module):
         self.group, self.stage, self.n_stages = group, rank_in(group), dist.get_world_size(group)
         self.is_first, self.is_last = self.stage == 0, self.stage == self.n_stages - 1
         self.stages = split_layers(len(blocks), self.n_stages, costs)
-        from_first_rank(blocks, group)
+        from_first_rank(named_tensors(blocks).values(), group)
         of_rank = [blocks[layers.start : layers.stop] for layers in self.stages]
         self.blocks = of_rank[self.stage]
         self._tied = {p: ranks for p, ranks in tied_weights.holders(of_rank).items() if self.stage in ranks}

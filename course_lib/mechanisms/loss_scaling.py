@@ -12,12 +12,14 @@ Micikevicius et al. 2018, "Mixed Precision Training", ICLR (section 3.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from course_lib.mechanisms.groups import Group
 
 
 @dataclass
@@ -27,8 +29,7 @@ class LossScaler:
 
     scale_factor: what the loss is multiplied by, at first.
     dynamic: double the scale after growth_interval steps without an overflow, and halve it at one.
-    groups: process groups over which ranks skip together. One covers data parallelism; with pipeline or tensor
-        parallelism, give one group for each of the axes. None: all ranks, where there are some.
+    group: the ranks that skip together; None: all ranks, where there are some.
 
         scaler.scale(loss).backward()
         if scaler.unscale_and_update(parameters):      # MasterWeights.step does this
@@ -40,7 +41,7 @@ class LossScaler:
     scale_factor: float = 2.0**16
     dynamic: bool = True
     growth_interval: int = 2000
-    groups: Sequence[dist.ProcessGroup] | None = None
+    group: Group = None
     has_scaled: bool = field(default=False, init=False)  # was a loss scaled since the last unscale_and_update()?
     finite_in_a_row: int = field(default=0, init=False)  # steps since the scale has changed
 
@@ -57,7 +58,7 @@ class LossScaler:
 
         Give gradients in 32 bits, as `MasterWeights` has them: in 16 they lose again what scaling has saved.
 
-        Returns whether all gradients are finite, on all ranks of all groups. If not, skip the update.
+        Returns whether all gradients are finite, on all ranks of the group. If not, skip the update.
         """
         parameters = list(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -66,19 +67,12 @@ class LossScaler:
         for gradient in gradients:
             gradient *= 1 / self.scale_factor
         device = parameters[0].device if parameters else torch.device("cpu")
-        is_finite = self._on_all_ranks(torch.stack([torch.ones((), dtype=torch.bool, device=device), *finite]).all())
+        is_finite = torch.stack([torch.ones((), dtype=torch.bool, device=device), *finite]).all().int()
+        if dist.is_initialized():
+            dist.all_reduce(is_finite, dist.ReduceOp.MIN, group=self.group)
         self.has_scaled = False
         if self.dynamic:
-            self._adapt(is_finite)
-        return is_finite
-
-    def _on_all_ranks(self, is_finite: Tensor) -> bool:
-        """Whether it is true on all ranks of all groups."""
-        everyone: list[dist.ProcessGroup | None] = [None] if dist.is_initialized() else []
-        is_finite = is_finite.int()
-        # One axis after the other: after the first, all ranks of a row know; after the second, all rows.
-        for group in everyone if self.groups is None else self.groups:
-            dist.all_reduce(is_finite, dist.ReduceOp.MIN, group=group)
+            self._adapt(bool(is_finite))
         return bool(is_finite)
 
     def _adapt(self, is_finite: bool) -> None:

@@ -75,7 +75,7 @@ class MasterWeights:
         clip: called with the masters before the update, when their gradients are complete and unscaled. (Unscaled by
             hand, they would be unscaled twice.)
 
-        Returns whether there was an update: the same on all ranks of the scaler's groups, all of which have to call.
+        Returns whether there was an update: the same on all ranks of the scaler's group, all of which have to call.
 
         Raises RuntimeError if no loss was scaled since the last step.
         """
@@ -99,13 +99,10 @@ class MasterWeights:
         `backward` adds them up in the model's own dtype.
         """
         for parameter, master in self._pairs():
-            if parameter.grad is None:
-                continue
-            if master.grad is None:
-                master.grad = parameter.grad.to(master.dtype, copy=True)
-            else:
-                master.grad += parameter.grad
-            parameter.grad = None
+            if (gradient := parameter.grad) is not None:
+                sum_before = master.grad
+                master.grad = gradient.to(master.dtype, copy=True) if sum_before is None else sum_before.add_(gradient)
+                parameter.grad = None
 
     def zero_grad(self) -> None:
         """Forget all gradients, in 16 bits and in 32."""

@@ -114,24 +114,17 @@ class StageRunner:
             self.messages.send(Action("F", stage + 1, k), output)
 
     def backward(self, stage: int, k: int, includes: str = "weight_grad") -> None:
-        gradient = self._fetch_gradient(stage, k)
+        gradient = None if stage == self.own.last else self.messages.fetch(Action("B", stage, k))  # the loss's is 1
         x, output = self.in_flight.pop((stage, k))
         with self._mark("backward", stage, k, includes):
             if output.requires_grad:  # not if all stages so far are frozen
                 output.backward(gradient)
-        if stage:
-            self._send_gradient(stage, k, x)
+        if stage:  # and if the input was not used, the stage before still waits for a gradient, which is zero
+            self.messages.send(Action("B", stage - 1, k), torch.zeros_like(x) if x.grad is None else x.grad)
 
     def weight_gradient(self, stage: int, k: int) -> None:
         with self._mark("weight_grad", stage, k):
             self.later.pop((stage, k)).accumulate()
-
-    def _fetch_gradient(self, stage: int, k: int) -> Tensor | None:
-        return None if stage == self.own.last else self.messages.fetch(Action("B", stage, k))  # the loss's is 1
-
-    def _send_gradient(self, stage: int, k: int, x: Tensor) -> None:
-        # If the input was not used, the stage before still waits for a gradient, which is zero.
-        self.messages.send(Action("B", stage - 1, k), torch.zeros_like(x) if x.grad is None else x.grad)
 
     def _mark(self, kind: str, stage: int, k: int, includes: str = "") -> AbstractContextManager[None]:
         return compute(kind, micro_batch=k, stage=stage, work=self.work[stage], includes=includes)

@@ -26,13 +26,8 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def from_first_rank(tensors: nn.Module | Iterable[Tensor], group: Group = None) -> None:
-    """Overwrite tensors with those of the group's first rank, in one message for each dtype and 256 MiB.
-
-    tensors: or a model, which stands for its parameters and buffers.
-    """
-    if isinstance(tensors, nn.Module):
-        tensors = (*tensors.parameters(), *tensors.buffers())
+def from_first_rank(tensors: Iterable[Tensor], group: Group = None) -> None:
+    """Overwrite tensors with those of the group's first rank, in one message for each dtype and 256 MiB."""
     dist._broadcast_coalesced(group or dist.group.WORLD, [tensor.detach() for tensor in tensors], 2**28, 0)  # type: ignore[arg-type]
 
 

@@ -71,7 +71,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     need whole matrices (LBFGS, Adafactor, Muon) are not for shards. Move or convert a model first. A state fits the
     number of ranks that it comes from, and not another number, or a plain optimizer.
 
-    Raises ValueError for an unknown kind of gradients, and on all ranks if their parameters differ.
+    Raises ValueError, on all ranks, if their parameters differ.
     """
 
     def __init__(
@@ -84,15 +84,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         bucket_mb: float = 10,
         **kwargs: Any,
     ) -> None:
-        if gradients not in ("local", "sharded"):
-            raise ValueError(f'gradients={gradients!r} is unknown; choose "local" or "sharded"')
         super().__init__(params, optimizer_cls([torch.zeros(1)], **kwargs).defaults)
         self.group, self.gradients, self._is_finished = group, gradients, False
         self._buckets: list[Shards] = []
         self.inner = optimizer_cls([self._shard_out(whole, bucket_mb) for whole in self.param_groups], **kwargs)
         self._reducer = Reducer([bucket.parameters for bucket in self._buckets], self._reduce_scatter)
-        for bucket in self._buckets:
-            watch_gradients(bucket.parameters, self._gradient_is_computed)
+        for number, bucket in enumerate(self._buckets):
+            watch_gradients(bucket.parameters, self._gradient_is_computed, number)
 
     def _shard_out(self, whole: dict[str, Any], bucket_mb: float) -> dict[str, Any]:
         """The same parameter group with shards in place of parameters."""
@@ -149,10 +147,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             piece.grad = mean
 
     @torch.no_grad()
-    def _gradient_is_computed(self, parameter: nn.Parameter) -> None:
+    def _gradient_is_computed(self, number: int, parameter: nn.Parameter) -> None:
         guards.not_finished_yet(self._is_finished)
         if self.gradients == "sharded":
-            self._reducer.gradient_is_computed(parameter)
+            self._reducer.gradient_is_computed(number, parameter)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)

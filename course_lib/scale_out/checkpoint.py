@@ -30,14 +30,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import Tensor
 
 Folder = str | os.PathLike[str]
 WRITTEN_LAST = ".metadata"  # by torch.distributed.checkpoint, under another name until it is complete
 
 
 class CheckpointError(ValueError):
-    """Some ranks cannot see the checkpoint, or it is of another model."""
+    """Some ranks cannot see the checkpoint, or it is of another training."""
 
 
 def save(state: Mapping[str, Tensor], folder: Folder, step: int) -> None:
@@ -53,22 +53,18 @@ def save(state: Mapping[str, Tensor], folder: Folder, step: int) -> None:
     dcp.save(dict(state), checkpoint_id=path)
 
 
-def load(folder: Folder, model: nn.Module) -> tuple[int, dict[str, Tensor]]:
+def load(folder: Folder) -> tuple[int, dict[str, Tensor]]:
     """The step of the newest checkpoint, and what this rank needs of its state; 0 and nothing if there is none.
 
     What belongs to other ranks is left out.
 
-    model: a whole one of the kind that was saved.
-
-    Raises CheckpointError, on all ranks, if they do not see the same checkpoint, or if its model has other names,
-    shapes or dtypes.
+    Raises CheckpointError, on all ranks, if they do not see the same checkpoint.
     """
     newest = _agreed_newest(folder)
     if newest == 0:
         return 0, {}
     path = _path(folder, newest)
     stored: Any = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    _check_model(path, stored, model)
     state = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in stored.items()
@@ -115,16 +111,3 @@ def _agreed_newest(folder: Folder) -> int:
             f"and {views[others[0]]} on rank {others[0]}; give a folder on a file system that all nodes share"
         )
     return views[0]
-
-
-def _check_model(path: Path, stored: Mapping[str, Any], model: nn.Module) -> None:
-    here = {f"model.{name}": f"{list(t.shape)} {t.dtype}" for name, t in model.state_dict().items()}
-    names = (name for name in stored if name.startswith("model."))
-    there = {name: f"{list(stored[name].size)} {stored[name].properties.dtype}" for name in names}
-    misfits = [
-        f"{name}, {here.get(name, 'missing')} here and {there.get(name, 'missing')} there"
-        for name in sorted({*here, *there})
-        if here.get(name) != there.get(name)
-    ]
-    if misfits:
-        raise CheckpointError(f"{path} is of another model: {len(misfits)} tensors differ, the first is {misfits[0]}")

@@ -166,30 +166,31 @@ def state_of(
 ) -> dict[str, Tensor]:
     """The content of a checkpoint: the whole model, and what belongs to this rank, its shards of the optimizer."""
     model = tensor_parallel.full_state(part, part.mesh.group("tp"))
-    kept = {"optimizer": optimizer.state_dict(), "scaler": scaler and scaler.state_dict()}
-    own = {"layout": layout_of(options), **kept}
-    return {f"model.{name}": tensor for name, tensor in model.items()} | {checkpoint.own_name(): checkpoint.packed(own)}
+    own = {"optimizer": optimizer.state_dict(), "scaler": scaler and scaler.state_dict()}
+    others = {"layout": layout_of(options), checkpoint.own_name(): own}
+    packed = {name: checkpoint.packed(value) for name, value in others.items()}
+    return {f"model.{name}": tensor for name, tensor in model.items()} | packed
 
 
 def layout_of(options: Options) -> str:
-    """How a training lies on the ranks, which has to be the same when it goes on."""
-    names = ("pp", "tp", "schedule", "zero")
+    """The model, and how its training lies on the ranks, which have to be the same when it goes on."""
+    names = ("pp", "tp", "schedule", "zero", "layers", "hidden", "heads", "precision")
     return f"{dist.get_world_size()} ranks, " + ", ".join(f"{name}={getattr(options, name)}" for name in names)
 
 
 def resume(optimizer: ShardedOptimizer, scaler: LossScaler | None, options: Options) -> int:
     """Go on from the newest checkpoint; return its step, 0 if there is none.
 
-    Raises CheckpointError if the ranks did something else when it was saved.
+    Raises CheckpointError if the ranks did something else when it was saved, or trained another model.
     """
-    step, state = checkpoint.load(options.checkpoints, build(options)) if options.checkpoints else (0, {})
+    step, state = checkpoint.load(options.checkpoints) if options.checkpoints else (0, {})
     if step:
-        own = checkpoint.unpacked(state[checkpoint.own_name()])
-        if own["layout"] != layout_of(options):
+        if (layout := checkpoint.unpacked(state["layout"])) != layout_of(options):
             raise checkpoint.CheckpointError(
-                f"the checkpoint of step {step} is from {own['layout']}, and this run has {layout_of(options)}; "
+                f"the checkpoint of step {step} is from {layout}, and this run has {layout_of(options)}; "
                 "go on with the same, or load its model and begin anew"
             )
+        own = checkpoint.unpacked(state[checkpoint.own_name()])
         optimizer.load_state_dict(own["optimizer"])
         if scaler is not None:
             scaler.load_state_dict(own["scaler"])

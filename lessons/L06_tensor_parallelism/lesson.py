@@ -246,13 +246,13 @@ Card("count_all_reduces")
 import torch.distributed as dist
 
 from course_lib.classroom.runs import after_barrier
-from course_lib.mechanisms.tensor_parallel import gather_logits, vocab_parallel_cross_entropy
+from course_lib.mechanisms.tensor_parallel import gather_from_ranks, vocab_parallel_cross_entropy
 
 wide = GPTConfig(vocab=8192, layers=1, hidden=16, heads=4)
 tokens = torch.arange(4 * 9).view(4, 9)
 
 def of_all_logits(logits, targets, vocab):
-    return F.cross_entropy(gather_logits(logits, vocab).flatten(0, 1), targets.flatten())
+    return F.cross_entropy(gather_from_ranks(logits, -1, vocab).flatten(0, 1), targets.flatten())
 
 # %%
 def evaluate(rank, loss_of):

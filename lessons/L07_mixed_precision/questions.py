@@ -142,8 +142,8 @@ def _train_shares(rank: int, what: str = "together") -> Tensor:
     model, ranks = TinyGPT(SMALL, dtype=torch.float16), dist.get_world_size()
     own, mean = (flat(model.parameters()).float() for _ in range(2))
     mine = [nn.Parameter(own.tensor_split(ranks)[rank].clone())]
-    alone: list[dist.ProcessGroup] = []  # no groups, so a rank agrees with nobody
-    scaler = LossScaler(2.0**10, groups=None if what == "together" else alone)
+    alone = dist.new_group([rank], use_local_synchronization=True)  # so a rank agrees with nobody
+    scaler = LossScaler(2.0**10, group=None if what == "together" else alone)
     optimizer = torch.optim.AdamW(mine, lr=1e-3)
     for step, (inputs, targets) in enumerate(shares(rank, BATCH, 4)):
         scaler.scale(data.answer_loss(model(inputs).float(), targets)).backward()

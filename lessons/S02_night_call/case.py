@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from course_lib.classroom.scenarios.jobs.faults import Fault
+from course_lib.classroom.scenarios.jobs.faults import Incident
 from course_lib.classroom.scenarios.jobs.job import Job
 
-CASE = Fault(
+CASE = Incident(
     "S2",
     Job(dp=8),
     (

@@ -1,14 +1,15 @@
 # %% [markdown]
 # # Scenario 3: make it fit, then make it fast
 #
-# **What you do:** find the smallest node that can hold a large model without a risk, make it fit, and then make it
-# fast.<br>
+# **What you do:** find the smallest node that can hold a large model without a risk, make another one fit on its node,
+# and then make it fast.<br>
 # **Time:** 25 minutes.<br>
 # **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and
 # [planning](../09_planning.ipynb).
 #
-# A large model is to be trained further on a single node. Nobody has asked yet whether it fits. You may choose the
-# node, and then you are on your own: no second node, no memory outside of the devices.
+# Two groups each want to train a large model further, each on a single node. One asks you which node to buy. The other
+# one, yours, has its node already. Nobody has asked yet whether the models fit. There is no second node, and no memory
+# outside of the devices.
 #
 # Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
 # Any plan is accepted that reaches the targets. Two plans whose steps differ by less than an eighth count as equal,
@@ -16,23 +17,24 @@
 #
 # ## 1. Where can it fit?
 #
-# This is the job on the largest node that you may have, with the first plan that somebody thought of.
+# This is the other group's job on the largest node that there is, with the first plan that somebody thought of.
 
 # %%
 from lessons import Card
 from lessons.S03_fit_then_fast.case import CASE
 
-case = CASE.variant()  # seed=1 to 5: another model, and another node that holds it
-case.evidence()
+case = CASE.variant()  # seed=1 to 5: other models, and other nodes that hold them
+neighbor = CASE.variant(case.seed + 1)
+neighbor.evidence()
 
 # %%
-Card("S3_limit", case.seed)
+Card("S3_limit", neighbor.seed)
 
 # %% [markdown]
 # ## 2. Make it fit
 #
-# Set each list, and decide. Below the lists stands whether there can be such a plan; what it costs you see when you
-# have decided. You may try as often as you like.
+# Now to your own group's model. Set each list, and decide. Below the lists stands whether there can be such a plan;
+# what it costs you see when you have decided. You may try as often as you like.
 
 # %%
 Card("S3_plan", case.seed)

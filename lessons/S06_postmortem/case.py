@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from course_lib.classroom import journal
 from course_lib.classroom.questions.outcome import Feedback, Outcome
-from course_lib.classroom.scenarios.jobs.faults import Fault
+from course_lib.classroom.scenarios.jobs.faults import Incident
 from course_lib.classroom.scenarios.jobs.job import LAYERS, Job
-from course_lib.classroom.scenarios.jobs.night import clocked
 from course_lib.classroom.scenarios.jobs.step import step
 from course_lib.figures import gantt, lost_time
 from course_lib.figures.axis import percent
 
-CASE = Fault(
+CASE = Incident(
     "S6",
     Job(dp=2, pp=4, micro_batches=4, fixed=2.0**15),
     ("kept", "sums", "rate", "apart", "sorted", "same", "data"),
@@ -31,7 +30,7 @@ def redesign(
         raise ValueError(
             "dp times pp has to be 8; dp times micro_batches has to divide 64; layers have to add up to 16"
         )
-    before, after = (step(clocked(job, 0)).timeline for job in (CASE.healthy, plan))
+    before, after = (step(job.clocked(0)).timeline for job in (CASE.healthy, plan))
     busy = [1 - line.idle_fraction() for line in (before, after)]
     right = busy[1] >= BUSY and max(plan.memory) <= MEMORY
     said = (

@@ -42,11 +42,10 @@ case.debrief()
 # This is a step of the run while all was well.
 
 # %%
-from course_lib.classroom.scenarios.jobs.night import clocked
 from course_lib.classroom.scenarios.jobs.step import step
 from course_lib.figures import gantt
 
-gantt(step(clocked(CASE.healthy, 0)).timeline, title="Two replicas of four stages, four micro-batches each")
+gantt(step(CASE.healthy.clocked(0)).timeline, title="Two replicas of four stages, four micro-batches each")
 
 # %% [markdown]
 # Design the next run. The work stays the same: 64 samples, 16 layers, eight devices of 16 MB. Devices should compute

@@ -7,15 +7,15 @@ from typing import Any
 from course_lib.classroom.questions.asking import choice, each
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Seeded
-from course_lib.classroom.scenarios.jobs.faults import Fault
+from course_lib.classroom.scenarios.jobs.faults import Incident
 from course_lib.classroom.scenarios.jobs.job import Job
 from course_lib.classroom.scenarios.jobs.night import night
 from course_lib.figures import loss_curves
 from course_lib.ranks import Link
 
-CLUSTERS = Job(dp=8, per_node=4, nodes=(0, 1), buckets=4, between=Link(0.02, 1.5e6))
+CLUSTERS = Job(dp=8, nodes=2, buckets=4, between=Link(0.02, 1.5e6))
 
-CASE = Fault(
+CASE = Incident(
     "S8",
     CLUSTERS,
     ("link", "batch", "buckets", "throttled", "rate", "data", "corrupt", "apart", "cut", "logging", "saving"),
@@ -27,8 +27,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "flat": {},
     "levels": {"together": "levels"},
     "larger": {"samples": 256},
-    "local": {"together": "node", "local": 10},
-    "alone": {"dp": 4, "nodes": (0,)},
+    "local": {"together": "local"},
+    "alone": {"dp": 4, "nodes": 1},
 }
 NIGHT = 6 * 3600  # seconds
 

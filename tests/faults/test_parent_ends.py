@@ -64,29 +64,6 @@ def test_a_kernel_shut_down_leaves_no_process_and_no_file(fresh_kernel):
     assert files_in(fresh_kernel.folder) == set()
 
 
-def test_what_a_killed_kernel_left_on_disk_is_swept_by_the_next(fresh_kernel):
-    processes = bring_to(fresh_kernel, "in a deadlock")
-    (tracker,) = (process for process in processes if "resource_tracker" in str(process.cmdline()))
-    tracker.kill()  # which would remove them at once
-    fresh_kernel.kill()
-    assert_gone(processes)
-    assert files_in(fresh_kernel.folder)
-    code = "from course_lib import launch; print(launch(lambda rank: rank, 2).results)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(fresh_kernel.folder)}, capture_output=True
-    )
-    assert done.stdout == b"[0, 1]\n", done.stderr
-    assert files_in(fresh_kernel.folder) == set()
-
-
-def test_a_sweep_leaves_the_files_of_a_living_kernel_alone(shared_kernel):
-    code = "from course_lib import launch; print(launch(lambda rank: rank, 2).results)"
-    environment = os.environ | {"TMPDIR": str(shared_kernel.folder)}
-    assert subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True).stdout == b"[0, 1]\n"
-    assert "[10, 10, 10, 10]" in shared_kernel.run("print(launch(total, 4).results)")
-    assert "[0, 1, 2]" in shared_kernel.run("print(launch(lambda rank: rank, 3).results)")
-
-
 def test_temporary_files_swept_away_by_the_system_are_made_again(shared_kernel):
     import shutil
 

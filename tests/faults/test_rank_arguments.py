@@ -40,7 +40,7 @@ def test_a_ring_that_does_not_close_is_said_at_the_line_that_opens_it(fault, row
     error = fault.of(RankFailed, ring, 3)
     line = str(error).splitlines()[0]
     assert error.rank == rank and line.startswith(f"Rank {rank} ")
-    assert named in line and "the ranks are 0 to 2" in line and "(rank + 1) % world_size" in line
+    assert named in line and "the world has only ranks 0, 1 and 2" in line and "(rank + 1) % world_size" in line
     row_at(error, rank, ring, marker)
 
 
@@ -63,7 +63,7 @@ def test_a_root_that_is_not_there_is_said_once_for_all_ranks(fault):
         dist.broadcast(torch.zeros(3), dist.get_world_size())
 
     line = str(fault.of(RankFailed, to_the_size, 3)).splitlines()[0]
-    assert "raised ValueError: broadcast names rank 3, but the ranks are 0 to 2." in line
+    assert "raised ValueError: broadcast names rank 3, but the world has only ranks 0, 1 and 2." in line
     assert line.count("broadcast names") == 1
     assert "% world_size" not in line and "root" in line
 
@@ -120,14 +120,14 @@ def refusals(own, names, group, **choice):
 
 
 WAYS = {
-    "past the last": ("all", {"rank": 2}, "names rank 2, but the ranks are 0 to 1. "),
-    "before the first": ("all", {"rank": -1}, "names rank -1, but the ranks are 0 to 1. "),
-    "as a group rank": ("all", {"group_rank": 2}, "names rank 2, but the ranks are 0 to 1. "),
+    "past the last": ("all", {"rank": 2}, "names rank 2, but the world has only ranks 0 and 1. "),
+    "before the first": ("all", {"rank": -1}, "names rank -1, but the world has only ranks 0 and 1. "),
+    "as a group rank": ("all", {"group_rank": 2}, "names rank 2, but the world has only ranks 0 and 1. "),
     "in a group": ("two of four", {"rank": 1}, "names rank 1, but its group has only ranks 2 and 3. "),
     "a group rank in a group": (
         "two of four",
         {"group_rank": 2},
-        "names group rank 2, but the group ranks of its group, ranks 2 and 3, are 0 to 1. ",
+        "names group rank 2, but its group has only ranks 0 and 1. ",
     ),
 }
 

@@ -8,7 +8,6 @@ import pytest
 
 from course_lib.figures.palette import INK, LINES, ORIGINS, PAPER, STYLES, Line, Style
 from course_lib.timeline import KINDS
-from course_lib.timeline import ORIGINS as TIMELINE_ORIGINS
 
 DARK = "#111111"
 
@@ -33,7 +32,7 @@ def test_the_contrast_formula_is_right() -> None:
 
 def test_every_kind_has_a_look_and_every_origin_a_name() -> None:
     assert set(STYLES) == set(KINDS)
-    assert tuple(ORIGINS) == TIMELINE_ORIGINS
+    assert tuple(ORIGINS) == ("measured", "emulated", "modelled")
 
 
 # A number on a wait stands on a halo of its own, so its hatching does not count.

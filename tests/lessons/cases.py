@@ -6,14 +6,14 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from course_lib.classroom.scenarios.jobs.faults import Fault
+from course_lib.classroom.scenarios.jobs.faults import Incident
 from course_lib.classroom.scenarios.plans import Planning
 
 ROOMS = sorted(path.parent.name for path in (Path(__file__).parents[2] / "lessons").glob("S*/case.py"))
 CASES: dict[str, Any] = {
     room: case for room in ROOMS if (case := getattr(importlib.import_module(f"lessons.{room}.case"), "CASE", None))
 }
-FAULTS = [room for room, case in CASES.items() if isinstance(case, Fault)]
+FAULTS = [room for room, case in CASES.items() if isinstance(case, Incident)]
 PLANS = [room for room, case in CASES.items() if isinstance(case, Planning)]
 
 

@@ -20,8 +20,8 @@ from course_lib.classroom.runs.training import SMALL
 from course_lib.classroom.scenarios.jobs import faults, training
 from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, CUT
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, checkpoints
-from course_lib.classroom.scenarios.jobs.job import Change, Job
-from course_lib.classroom.scenarios.jobs.night import Night, clocked, night, reached
+from course_lib.classroom.scenarios.jobs.job import TIMED, Change, Job
+from course_lib.classroom.scenarios.jobs.night import Night, night, reached
 from course_lib.classroom.scenarios.jobs.step import step
 from course_lib.model import TinyGPT
 from course_lib.ranks import Link, launch
@@ -29,7 +29,7 @@ from lessons.S08_two_clusters.case import CLUSTERS
 from tests.lessons import cases as scenarios
 
 RANKS, STEPS = 4, 4
-SMALLER = Job(dp=RANKS, samples=16, nodes=(0, 1), seed=7)
+SMALLER = Job(dp=RANKS, samples=16, nodes=2, seed=7)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_job_learns_what_a_faulty_program_learns(fault: str) -> None:
     job = SMALLER.but(fixed=1024.0, **FAULTS[fault])
-    state, losses = training.begin(job), []
+    state, losses = training.begin(), []
     for number in range(STEPS):
         state, learned = training.advance(state, job, number)
         losses.append(learned.loss)
@@ -88,10 +88,9 @@ def test_a_job_learns_what_a_faulty_program_learns(fault: str) -> None:
     ranks = launch(by_hand, RANKS, (batches, fault)).results
     means = [sum(each) / RANKS for each in zip(*(own for own, _ in ranks), strict=True)]
     assert losses == pytest.approx(means, rel=1e-4)
-    for own, (_, weights) in zip(state.weights, ranks, strict=True):
+    for own, (_, weights) in zip(state.rows(RANKS).weights, ranks, strict=True):
         assert (own - weights).norm() < 1e-3 * weights.norm()
-    differ = {tuple(own.tolist()) for own in state.weights}
-    assert len(differ) == {"none": RANKS, "node": 2}.get(fault, 1)
+    assert len(state.weights) == {"none": RANKS, "node": 2}.get(fault, 1)
 
 
 def test_a_minibatch_is_split_over_the_replicas_that_there_are() -> None:
@@ -101,21 +100,30 @@ def test_a_minibatch_is_split_over_the_replicas_that_there_are() -> None:
         assert weight.tolist() == [1] * job.dp
 
 
+def test_what_only_the_clock_sees_trains_the_same() -> None:
+    other = {"layers": (1,), "buckets": 1, "overlap": False, "in_turn": True, "between": CUT, "slow": (0, 2.0)}
+    other |= {"weak": (0, CUT), "loading": (0, 1.0), "stuck": ("empty", 0), "saving": 0.0, "patience": 1.0}
+    assert set(other) == set(TIMED)
+    job = SMALLER.but(corrupt=1)
+    weights = training.advance(training.begin(), job, 0)[0].weights
+    for field, value in other.items():
+        assert training.advance(training.begin(), job.but(**{field: value}), 0)[0].weights.equal(weights), field
+
+
 def test_broken_samples_overflow_on_one_replica_and_stop_all_updates_until_the_scale_has_fallen() -> None:
     job = SMALLER.but(bad=(2, 1.0))
-    state, learned = training.advance(training.begin(job), job, 0)
+    state, learned = training.advance(training.begin(), job, 0)
     assert learned.is_skipped and state.scale == 2.0**15
     assert [norm == float("inf") for norm in learned.own] == [False, False, True, False]
-    assert not training.advance(training.begin(job), job.but(left_out=2), 0)[1].is_skipped
 
 
 # What the clock says, and how a job hangs
 
 
 def test_the_messages_of_a_step_are_those_of_its_recipe() -> None:
-    sent = {name: step(clocked(SMALLER.but(**fields), 0)).timeline.bytes_sent(0) for name, fields in FAULTS.items()}
+    sent = {name: step(SMALLER.but(**fields).clocked(0)).timeline.bytes_sent(0) for name, fields in FAULTS.items()}
     assert sent["none"] == 0 < sent["node"] < sent["healthy"] == sent["same"] == sent["corrupt"]
-    halved = step(clocked(SMALLER.but(sums=torch.float16), 0)).timeline
+    halved = step(SMALLER.but(sums=torch.float16).clocked(0)).timeline
     assert 2 * halved.bytes_sent(0) == sent["healthy"]
 
 
@@ -130,7 +138,7 @@ def test_the_messages_of_a_step_are_those_of_its_recipe() -> None:
     ],
 )
 def test_a_job_that_hangs_leaves_the_last_call_of_each_rank(fields: dict, odd: int | None, where: str) -> None:
-    hung = step(clocked(SMALLER.but(**fields), 9), saves="saving" in fields).hung
+    hung = step(SMALLER.but(**fields).clocked(9)).hung
     assert len(hung) == RANKS
     calls = [(call.name, call.number, call.bytes) for call in hung]
     others = {call for rank, call in enumerate(calls) if rank != odd}
@@ -148,7 +156,7 @@ def a_night(*changes: Change) -> Night:
 
 
 def test_a_night_is_what_training_step_by_step_gives_and_a_checkpoint_brings_it_back() -> None:
-    job, state = SMALLER.but(seed=3), training.begin(SMALLER)
+    job, state = SMALLER.but(seed=3), training.begin()
     planned = a_night().reports(24)
     for number, report in enumerate(planned):
         state, learned = training.advance(state, job, number)
@@ -165,7 +173,7 @@ def test_a_night_is_what_training_step_by_step_gives_and_a_checkpoint_brings_it_
 
 def test_a_jitter_of_one_percent_is_on_times_alone_and_comes_from_the_seed() -> None:
     reports = a_night().reports(9)
-    exact = 10 * step(clocked(SMALLER, 0)).timeline.makespan
+    exact = 10 * step(SMALLER.clocked(0)).timeline.makespan
     off = [report.seconds / exact - 1 for report in reports]
     assert 0.002 < max(map(abs, off)) < 0.04
     assert len(set(off)) == 9
@@ -176,7 +184,7 @@ def test_a_jitter_of_one_percent_is_on_times_alone_and_comes_from_the_seed() -> 
 def test_which_way_two_clusters_learn_most_depends_on_what_is_between_them(share: float, best: str) -> None:
     """As the page of S8 says of its own link, and of one that carries a fiftieth."""
     link = Link(0.02, share * 1.5e6)
-    ways: dict[str, dict[str, Any]] = {"levels": {"together": "levels"}, "local": {"together": "node", "local": 10}}
+    ways: dict[str, dict[str, Any]] = {"levels": {"together": "levels"}, "local": {"together": "local"}}
     nights = {name: night(CLUSTERS.but(between=link, **fields)).by(4 * 3600) for name, fields in ways.items()}
     ended = {name: [one.held_out for one in run if one.held_out is not None][-1] for name, run in nights.items()}
     assert min(ended, key=ended.__getitem__) == best
@@ -185,13 +193,18 @@ def test_which_way_two_clusters_learn_most_depends_on_what_is_between_them(share
 # Cases
 
 
+def emulated_in_no_time(job: Job) -> Any:
+    return SimpleNamespace(timeline=SimpleNamespace(makespan=12.0))  # only the hours in the log come from it
+
+
 @pytest.mark.parametrize("seed", [-1, 10**12, "1", 1.5])
 def test_a_seed_that_is_none_gets_a_sentence(seed: object) -> None:
-    with pytest.raises(ValueError, match="has to be a whole number from 0 to 999,999"):
+    with pytest.raises(ValueError, match="is no whole number from 0 to 9999"):
         scenarios.CASES["S02_night_call"].variant(seed)
 
 
-def test_evidence_has_the_same_form_for_every_night() -> None:
+def test_evidence_has_the_same_form_for_every_night(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "step", emulated_in_no_time)
     for room in scenarios.FAULTS:
         case = scenarios.CASES[room]
         for seed in range(3):
@@ -203,10 +216,9 @@ def test_evidence_has_the_same_form_for_every_night() -> None:
 
 @pytest.mark.parametrize("room", scenarios.FAULTS)
 def test_neither_form_nor_elimination_tells_the_culprit(room: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulated = SimpleNamespace(timeline=SimpleNamespace(makespan=12.0))  # only the hours in the log come from it
-    monkeypatch.setattr(faults, "step", lambda job, saves=False: emulated)
+    monkeypatch.setattr(faults, "step", emulated_in_no_time)
     nights, before = (guessers.nights_of(room, range(first, first + 150)) for first in (0, 1000))
-    assert {drawn.name for one in nights for drawn in one._drawn} == set(nights[0].case.culprits)
+    assert {drawn.name for one in nights for drawn in one._drawn} == set(nights[0].culprits)
     for guess in (guessers.by_form, guessers.by_elimination):
         right = sum(guess(one, before) == one._drawn[0].name for one in nights)
         assert right / len(nights) <= guessers.chance(nights) + 0.1
@@ -219,8 +231,16 @@ def test_every_culprit_act_and_setting_has_its_words() -> None:
     assert {name for one in CULPRITS.values() for name in one.told} <= set(INSTRUMENTS)
 
 
+@pytest.mark.parametrize(("room", "seed"), [("S02_night_call", 4), ("S06_postmortem", 6)])
+def test_the_rules_of_the_debrief_find_it_mend_it_and_pay_par(room: str, seed: int) -> None:
+    """Two culprits in one night, and spoiled weights; `bench scenarios` plays 40 nights of each case."""
+    right, cost, par = guessers.play(scenarios.CASES[room].variant(seed))
+    assert right
+    assert par <= cost <= par + guessers.CLOSE
+
+
 def test_a_night_is_measured_mended_and_paid_for() -> None:
-    """The wrong place mends nothing; the right one from the right checkpoint pays par."""
+    """The wrong place mends nothing, and all that is done is in the bill."""
     room = "S02_night_call"
     one = next(n for n in map(scenarios.CASES[room].variant, range(99)) if [d.name for d in n._drawn] == ["cut"])
     assert "The watchdog has ended rank" in str(one.evidence())
@@ -230,25 +250,21 @@ def test_a_night_is_measured_mended_and_paid_for() -> None:
     assert one.bill().endswith("after 0 changes and 2 measurements since.")
     wrong = one.act("node", next(other for other in range(4) if other != node))
     assert wrong.right is False
-    last = checkpoints(one.scene)[-1]
+    last = checkpoints(one.story.scene)[-1]
     assert one.act("node", node, resume=last).right is True
-    assert one.cost(one.scene.night.job)[0] > one.par()[0]
     for wrong_call in (("nodes", 1), ("node", 9)):
         with pytest.raises(ValueError, match="choose one of"):
             one.act(*wrong_call)
 
 
 def test_a_wrong_instrument_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match="no instrument; choose one of placement"):
+    with pytest.raises(ValueError, match="is not there; choose one of placement"):
         scenarios.load("S02_night_call").measure("thermometer")
 
 
 def test_instructors_have_the_answers_and_students_do_not() -> None:
     page = (Path(__file__).parents[2] / "lessons" / "instructors" / "variants.md").read_text(encoding="utf-8")
     for seed in range(12):
-        causes = [
-            " and ".join(one.in_brief(d) for d in one._drawn)
-            for one in (scenarios.load(r, seed) for r in scenarios.FAULTS)
-        ]
+        causes = [" and ".join(map(str, one._drawn)) for one in (scenarios.load(r, seed) for r in scenarios.FAULTS)]
         assert f"| {seed} | {' | '.join(causes)} |" in page
     assert "instructors" in course.FOR_AUTHORS

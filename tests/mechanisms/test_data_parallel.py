@@ -131,6 +131,16 @@ def test_a_parameter_that_a_rank_does_not_use_counts_as_zeros_there(overlap: boo
         assert seen == [[1.5, 1.0], [1.0, 1.5]] * 2
 
 
+def test_an_empty_share_counts_for_nothing_and_leaves_no_gradient_of_its_own() -> None:
+    def gradients(rank: int) -> list[list[float] | None]:
+        replica = DataParallel(TwoWays())
+        replica(torch.full((3 if rank else 0, 3), 2.0), "left" if rank else "right").mean().backward()
+        replica.finish()
+        return [None if p.grad is None else p.grad.tolist() for p in replica.parameters()]
+
+    assert launch(gradients, 2, device="cpu").results == [[[6.0] * 3, None, None]] * 2
+
+
 @pytest.mark.parametrize(
     ("way", "dtype", "size"),
     [*((way, torch.float16, 40_000.0) for way in REPLICATE), ("DataParallel", torch.bfloat16, 2.0**127)],

@@ -192,7 +192,7 @@ def test_the_stages_of_a_pipeline_can_be_cut_one_by_one(sequence_parallel: bool)
         x = minibatch(0, SAMPLES)[0]
         for stage in stages:
             x = stage(x)
-        return tensor_parallel.gather_logits(x, CONFIG.vocab)
+        return tensor_parallel.gather_from_ranks(x, -1, CONFIG.vocab)
 
     inputs, _ = minibatch(0, SAMPLES)
     for result in launch(logits, 2, device="cpu").results:
@@ -343,7 +343,7 @@ def test_the_loss_from_shares_is_cross_entropy_and_so_is_that_from_gathered_ones
     reference = loss_and_gradient(logits, targets, data.answer_loss)
     for loss_fn in (
         lambda x, t: vocab_parallel_cross_entropy(x, t, vocab),
-        lambda x, t: data.answer_loss(tensor_parallel.gather_logits(x, vocab), t),
+        lambda x, t: data.answer_loss(tensor_parallel.gather_from_ranks(x, -1, vocab), t),
     ):
         for state in launch(on_a_rank, n, (loss_fn,), device="cpu").results:
             close(state, reference)

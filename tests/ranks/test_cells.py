@@ -80,12 +80,6 @@ def test_a_launch_between_two_cells_leaves_their_variables_alone(notebook: Noteb
     assert notebook.run("%%ranks 2\nmine") == ["rank 0 | 0", "rank 1 | 1"]
 
 
-def test_the_run_can_be_kept(notebook: Notebook) -> None:
-    notebook.run("%%ranks 2 --run run\ndist.all_reduce(torch.zeros(6))\nprint('done')")
-    assert notebook["run"].timeline.bytes_sent(0) == 24
-    assert notebook["run"].stdout == ["done\n", "done\n"]
-
-
 def test_an_error_names_the_rank_and_the_line_of_the_cell(notebook: Notebook) -> None:
     error = notebook.fails("%%ranks 2\nx = 1\nif rank == 1:\n    raise ValueError('too much')")
     assert isinstance(error, RankFailed)
@@ -125,8 +119,9 @@ def test_ranks_that_are_spawned_before_the_next_cell_know_nothing_either(
     discard_all()
 
 
-def test_an_endless_cell_ends_at_its_time_limit(notebook: Notebook) -> None:
-    error = notebook.fails("%%ranks 2 --timeout 0.5\nwhile True:\n    pass")
+def test_an_endless_cell_ends_at_its_time_limit(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("course_lib.ranks.parent.magic._TIMEOUT", 0.5)
+    error = notebook.fails("%%ranks 2\nwhile True:\n    pass")
     assert isinstance(error, RankTimeout)
     assert "after 0.5 s" in str(error).splitlines()[0]
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
 
 from course_lib import RankDied, RankFailed, data, launch
 from course_lib.mechanisms import batches
@@ -43,7 +42,7 @@ def state_of(model: TinyGPT, optimizer: torch.optim.Optimizer) -> State:
 
 
 def resume(model: TinyGPT, optimizer: torch.optim.Optimizer, folder: Path) -> int:
-    step, state = checkpoint.load(folder, model)
+    step, state = checkpoint.load(folder)
     model.load_state_dict({name: state[f"model.{name}"] for name in model.state_dict()})
     if checkpoint.own_name() in state:
         optimizer.load_state_dict(checkpoint.unpacked(state[checkpoint.own_name()]))
@@ -101,15 +100,12 @@ def test_ranks_with_names_of_their_own_are_put_together(tmp_path: Path) -> None:
         checkpoint.save(mine, tmp_path, 1)
 
     def load(rank: int) -> tuple[int, State]:
-        return checkpoint.load(tmp_path, TinyGPT(replace(CONFIG, layers=2), seed=6))
+        return checkpoint.load(tmp_path)
 
     launch(stage, 2, device="cpu")
     for step, state in launch(load, 3, device="cpu").results:
         assert step == 1
         equal(state, whole)
-
-
-NOTHING = nn.Module()
 
 
 def save_ones(rank: int, folder: Path, step: int, accident: Callable[..., Any] | None) -> None:
@@ -129,7 +125,7 @@ def run_out_of_space(*_: Any) -> None:
 
 
 def newest(folder: Path) -> tuple[int, State]:
-    return launch(lambda rank: checkpoint.load(folder, NOTHING), 1, device="cpu").results[0]
+    return launch(lambda rank: checkpoint.load(folder), 1, device="cpu").results[0]
 
 
 @pytest.mark.parametrize(("accident", "error"), [(die, RankDied), (run_out_of_space, RankFailed)])
@@ -167,7 +163,7 @@ def test_an_empty_or_missing_folder_has_no_step(folder: str, tmp_path: Path) -> 
 
 def test_a_folder_that_only_some_ranks_see_is_named(tmp_path: Path) -> None:
     def look(rank: int) -> None:
-        checkpoint.load(tmp_path / ("own" if rank == 1 else "shared"), NOTHING)
+        checkpoint.load(tmp_path / ("own" if rank == 1 else "shared"))
 
     launch(save_ones, 1, (tmp_path / "shared", 4, None), device="cpu")
     with pytest.raises(RankFailed, match="its newest step is 4 on rank 0 and 0 on rank 1"):

@@ -29,15 +29,15 @@ ROOT = Path(__file__).parents[2]
 OPTIONS = Options(steps=4, batch=10, layers=1, hidden=16, heads=2, device="cpu")  # 10 does not divide by 4
 
 
-def parameters(folder: Path, options: Options) -> dict[str, Tensor]:
+def parameters(folder: Path) -> dict[str, Tensor]:
     """The model's parameters in the newest checkpoint."""
-    state = launch(lambda rank: checkpoint.load(folder, build(options))[1], 1, device="cpu").results[0]
+    state = launch(lambda rank: checkpoint.load(folder)[1], 1, device="cpu").results[0]
     return {name: tensor for name, tensor in state.items() if name.startswith("model.")}
 
 
-def equal(folder: Path, reference: Path, options: Options = OPTIONS) -> None:
-    expected = parameters(reference, options)
-    for name, tensor in parameters(folder, options).items():
+def equal(folder: Path, reference: Path) -> None:
+    expected = parameters(reference)
+    for name, tensor in parameters(folder).items():
         assert torch.equal(tensor, expected[name]), name
 
 
@@ -73,42 +73,32 @@ def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_stopped(tmp_path: 
     first = launch(train, 4, (halves,), device="cpu").results
     second = launch(train, 4, (replace(halves, steps=6),), device="cpu").results
     assert [a + b for a, b in zip(first, second, strict=True)] == expected
-    equal(tmp_path / "halves", tmp_path / "whole", options)
+    equal(tmp_path / "halves", tmp_path / "whole")
     assert launch(train, 4, (replace(halves, steps=6),), device="cpu").results == [[]] * 4
 
 
 @pytest.mark.parametrize(
     ("ranks", "other", "words"),
     [
-        (2, {"pp": 1, "tp": 2}, "4 ranks, pp=2, tp=1, schedule=1f1b, zero=True, and this run has 2 ranks, pp=1, tp=2,"),
+        (
+            2,
+            {"pp": 1, "tp": 2},
+            "4 ranks, pp=2, tp=1, schedule=1f1b, .* and this run has 2 ranks, pp=1, tp=2,",
+        ),
         (2, {}, "is from 4 ranks, pp=2, .* and this run has 2 ranks, pp=2,"),
-        (4, {"zero": False}, "zero=True, and this run has 4 .* zero=False"),
-        (8, {}, "rank"),
+        (4, {"zero": False}, "zero=True, .* and this run has 4 .* zero=False"),
+        (8, {}, "is from 4 ranks, .* and this run has 8 ranks"),
+        (4, {"hidden": 32}, "hidden=16, .* and this run has .* hidden=32"),
+        (4, {"precision": "bf16"}, "precision=fp32, and this run has .* precision=bf16"),
     ],
 )
-def test_a_run_that_lies_on_its_ranks_in_another_way_is_refused(
+def test_a_run_of_another_model_or_on_its_ranks_in_another_way_is_refused(
     tmp_path: Path, ranks: int, other: dict[str, Any], words: str
 ) -> None:
     halves = replace(PIPELINES, steps=1, checkpoints=str(tmp_path))
     launch(train, 4, (halves,), device="cpu")
     with pytest.raises(RankFailed, match=words):
         launch(train, ranks, (replace(halves, steps=2, **other),), device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        ({"hidden": 32}, r"position.weight, \[8, 32\] torch.float32 here and \[8, 16\] torch.float32 there"),
-        ({"layers": 2}, r"key.bias, \[16\] torch.float32 here and missing there"),
-        ({"precision": "bf16"}, r"weight, \[8, 16\] torch.bfloat16 here and \[8, 16\] torch.float32 there"),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: dict[str, Any], words: str) -> None:
-    options = replace(OPTIONS, steps=1, checkpoints=str(tmp_path))
-    launch(train, 1, (options,), device="cpu")
-    # The other rank raises it too, but on a busy machine not before the run is ended.
-    with pytest.raises(RankFailed, match=rf" raised CheckpointError: .*step_00000001 is of another .*{words}"):
-        launch(train, 2, (replace(options, **other),), device="cpu")
 
 
 def told(options: Options, ranks: int) -> str:

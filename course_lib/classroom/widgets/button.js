@@ -13,8 +13,8 @@ function render({ model, el }) {
   const look = () => {
     const answer = el.closest(".course-live")?.querySelector("[role=group][aria-label]");
     if (!model.get("enabled") || !answer) return;
-    if (answer.offsetHeight > 0.7 * window.innerHeight) el.scrollIntoView({ block: "start" }); // the focus is seen, too
-    else answer.scrollIntoView({ block: "nearest" });
+    answer.scrollIntoView({ block: "nearest" });
+    el.scrollIntoView({ block: "nearest" }); // the focus is seen in any case, and as much of the answer as there is room
   };
   const press = () => {
     leadsOn = model.get("leads_on");

@@ -4,6 +4,7 @@ function render({ model, el }) {
   said.setAttribute("role", "status");
   const lists = {};
   const show = () => {
+    const focused = group.contains(document.activeElement) && document.activeElement.name;
     const legend = document.createElement("legend");
     legend.textContent = model.get("label");
     group.replaceChildren(legend, ...Object.entries(model.get("names")).map(([name, words]) => {
@@ -12,6 +13,7 @@ function render({ model, el }) {
       const list = lists[name] = document.createElement("select");
       text.textContent = words;
       list.name = name;
+      list.ariaLabel = words; // a label around a list would read all its options, too
       list.dataset.lmSuppressShortcuts = "true";
       list.append(...(model.get("texts")[name] ?? []).map(value => new Option(value, value)));
       list.addEventListener("change", () => {
@@ -22,6 +24,7 @@ function render({ model, el }) {
       return label;
     }), said);
     mark();
+    if (focused) lists[focused].focus(); // a choice may bring other lists, and a keyboard keeps its place
   };
   const mark = () => {
     for (const [name, list] of Object.entries(lists)) {

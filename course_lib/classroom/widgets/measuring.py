@@ -16,7 +16,7 @@ import ipywidgets as widgets
 
 from course_lib.classroom.questions.outcome import Feedback
 from course_lib.classroom.scenarios.jobs.culprits import ACTS
-from course_lib.classroom.scenarios.jobs.faults import REHEARSAL, Incident
+from course_lib.classroom.scenarios.jobs.faults import REHEARSAL, Incident, called, listed, placed
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Instrument, checkpoints
 from course_lib.classroom.widgets.answers import Button, Fields
 from course_lib.classroom.widgets.running import Running, attempt, explained, said, shown
@@ -31,49 +31,56 @@ class Measuring:
     def __init__(self, variant: Incident) -> None:
         self.variant, self._key = variant, f"measuring-{secrets.token_hex(4)}"
         self.running, self.bill, self.found = Running(), widgets.HTML(), widgets.HTML()
-        self.buttons = {
-            name: Button(partial(self._try, partial(variant.measure, name)), _priced(one))
+        measure = [
+            Button(partial(self._try, partial(variant.measure, name)), _priced(one))
             for name, one in INSTRUMENTS.items()
-        }
-        suspects = list(variant.case.culprits)
-        self.suspect = Fields(
-            label="Rehearse a suspect",
-            names={"suspect": "suspect"},
-            texts={"suspect": suspects},
-            chosen={"suspect": suspects[0]},
-        )
+        ]
+        self._suspects = {called(name): name for name in variant.culprits}
+        self._acts = {words: name for name, words in listed("acts").items()}
+        self.suspect = Fields(label="Rehearse a suspect", names={"suspect": "suspect"})
+        self.suspect.texts = {"suspect": list(self._suspects)}
+        self.suspect.chosen = {"suspect": next(iter(self._suspects))}
         self.deed = Fields(label="Do something", names={"what": "what", "place": "where", "resume": "from checkpoint"})
-        rehearse = Button(partial(self._try, self._rehearse), f"Rehearse it, {counted(REHEARSAL, 'minute')}")
-        act = Button(partial(self._try, self._act), "Do it")
         self.deed.observe(lambda _: self._offer(), "chosen")
         self._offer()
-        below = (self.suspect, rehearse, self.deed, act, self.running, self.bill, self.found)
-        self._box = widgets.VBox([*self.buttons.values(), *below])
+        self._box = widgets.VBox(
+            [
+                widgets.Box(measure, layout=widgets.Layout(flex_flow="row wrap")),
+                self.suspect,
+                Button(partial(self._try, self._rehearse), f"Rehearse it, {counted(REHEARSAL, 'minute')}"),
+                self.deed,
+                Button(partial(self._try, self._act), "Do it"),
+                *(self.running, self.bill, self.found),
+            ]
+        )
         self._box.add_class("course-live")
+
+    def _places(self, what: str) -> dict[str, Any]:
+        return {placed(what, place): place for place in ACTS[what].places(self.variant.story.scene.job)}
 
     def _offer(self) -> None:
         """Offer the places of what is chosen, and the checkpoints that there are."""
-        scene, chosen = self.variant.scene, self.deed.chosen
-        what = chosen.get("what", "wait")
-        places = [str(place) for place in ACTS[what].places(scene.job)]
-        saved = [str(one) for one in reversed(checkpoints(scene))]
-        texts = {"what": list(ACTS), "place": places, "resume": saved}
+        chosen = self.deed.chosen
+        what = self._acts[chosen["what"]] if chosen else "wait"
+        saved = [str(one) for one in reversed(checkpoints(self.variant.story.scene))]
+        texts = {"what": list(self._acts), "place": list(self._places(what)), "resume": saved}
         kept = {name: chosen[name] if chosen.get(name) in texts[name] else texts[name][0] for name in texts}
         if texts != self.deed.texts:
             self.deed.texts = texts
         if kept != chosen:
             self.deed.chosen = kept
+        self.deed.off = [*["place"] * (len(texts["place"]) == 1), *["resume"] * (what == "wait")]
         self.deed.said = f"The job stands still for {counted(ACTS[what].minutes, 'minute')}."
         self.bill.value = said(self.variant.bill())
 
     def _rehearse(self) -> Feedback:
-        return self.variant.rehearse(self.suspect.chosen["suspect"])
+        return self.variant.rehearse(self._suspects[self.suspect.chosen["suspect"]])
 
     def _act(self) -> Feedback:
         chosen = self.deed.chosen
-        return self.variant.act(
-            chosen["what"], chosen["place"], None if chosen["what"] == "wait" else int(chosen["resume"])
-        )
+        what = self._acts[chosen["what"]]
+        resume = None if what == "wait" else int(chosen["resume"])
+        return self.variant.act(what, self._places(what)[chosen["place"]], resume)
 
     def _try(self, do: Callable[[], Feedback]) -> None:
         problem = attempt(lambda: self._show(do))

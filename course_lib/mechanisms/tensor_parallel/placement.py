@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms.groups import Group
-from course_lib.mechanisms.replicas import from_first_rank
+from course_lib.mechanisms.replicas import from_first_rank, named_tensors
 
 
 def shard(tensor: Tensor, dim: int, group: Group = None) -> Tensor:
@@ -83,7 +83,7 @@ def shard_parameters(
     dims: the dimension along which each is cut; None: the module gets all of it.
     is_partial: of those that are not cut.
     """
-    from_first_rank(whole, group)
+    from_first_rank(named_tensors(whole).values(), group)
     for name, dim in dims.items():
         parameter = getattr(whole, name)
         if parameter is None:

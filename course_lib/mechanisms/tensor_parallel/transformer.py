@@ -16,7 +16,7 @@ from torch import nn
 
 from course_lib.mechanisms import guards
 from course_lib.mechanisms.groups import Group
-from course_lib.mechanisms.replicas import from_first_rank
+from course_lib.mechanisms.replicas import from_first_rank, named_tensors
 from course_lib.mechanisms.tensor_parallel.linear import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -52,7 +52,7 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
     """
     found = _to_be_cut(model)
     guards.can_share_heads([module for module, _ in found], group)
-    from_first_rank(model, group)
+    from_first_rank(named_tensors(model).values(), group)
     whole = list(model.named_parameters(remove_duplicate=False))
     for module, cut in found:
         cut(module, group, sequence_parallel)

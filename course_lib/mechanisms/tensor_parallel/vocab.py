@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.mechanisms.groups import Group
-from course_lib.mechanisms.tensor_parallel.linear import gather_from_ranks, sum_over_ranks
+from course_lib.mechanisms.tensor_parallel.linear import sum_over_ranks
 from course_lib.mechanisms.tensor_parallel.placement import shard_parameters, shard_range
 
 IGNORED = -100  # a target that is left out of the loss
@@ -60,14 +60,6 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, vocab: int, gr
     logit = logits.gather(-1, row.unsqueeze(-1)).squeeze(-1) * is_mine
     sum_of_exp, logit = sum_over_ranks(torch.stack([logits.exp().sum(-1), logit]), group)
     return (sum_of_exp.log() - logit)[is_counted].mean()
-
-
-def gather_logits(logits: Tensor, vocab: int, group: Group = None) -> Tensor:
-    """All logits [..., vocab] from the shares [..., vocab / ranks], on every rank, as for choosing the next token.
-
-    Training does not need them: see `vocab_parallel_cross_entropy`.
-    """
-    return gather_from_ranks(logits, -1, vocab, group)
 
 
 def _own_rows(tokens: Tensor, vocab: int, group: Group) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import glob
 import multiprocessing
 import os
 import shutil
@@ -24,9 +23,8 @@ from typing import Any
 from course_lib import preloading
 
 SHARED = "COURSE_LIB_FORK_SERVER"  # the variable with the address of one that another process has started
-PREFIX = "ranks-"  # of all our files in the temporary directory; the process id of their owner follows
 _lock = threading.Lock()
-_directory = ""  # of the fork server's socket
+_home = ""
 
 
 def start_method(uses_gpu: bool = False) -> str:
@@ -46,7 +44,8 @@ def warm_up() -> None:
         return
     with _lock, _in_own_group():
         resource_tracker.ensure_running()  # first, as it unblocks the signals that are to be blocked
-        _choose_directory()
+        config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+        config["tempdir"] = home()  # of multiprocessing's sockets
         worker = "course_lib.ranks.worker"  # by name, since this process does without torch
         forkserver.set_forkserver_preload([f"{worker}.preload", *preloading.modules, f"{worker}.freeze"])
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until it is in a group of its own
@@ -64,20 +63,17 @@ def _join(server: Any, address: str) -> None:
         server.ensure_running = lambda: None
 
 
-def _choose_directory() -> None:
-    """Keep multiprocessing's socket under our own name, where a later start finds and removes it."""
-    global _directory
-    if not os.path.isdir(_directory):
-        _directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=directories()[-1])
-        config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
-        config["tempdir"] = _directory
-        atexit.register(shutil.rmtree, _directory, ignore_errors=True)
-
-
-def directories() -> list[str]:
-    """The directories of our files: the temporary one, and /tmp if its name is too long for a socket's address."""
-    usual = tempfile.gettempdir()
-    return [usual] if len(usual) < 60 or not os.path.isdir("/tmp") else [usual, "/tmp"]
+def home() -> str:
+    """The directory of all our files, which goes with this process, however that ends."""
+    global _home
+    if not _home:
+        usual = tempfile.gettempdir()
+        is_short = len(usual) < 60 or not os.path.isdir("/tmp")  # enough for a socket's address
+        _home = tempfile.mkdtemp(prefix="ranks-", dir=usual if is_short else "/tmp")
+        atexit.register(shutil.rmtree, _home, ignore_errors=True)
+    if not os.path.isdir(_home):  # the system has swept it away
+        os.mkdir(_home, 0o700)
+    return _home
 
 
 # The fork server looks at the pipe from the notebook when it has imported everything. Until then the system does:
@@ -102,8 +98,7 @@ def _in_own_group() -> Iterator[None]:
         if "forkserver" in args[-1]:
             first += _END_WITH_PIPE.format(pipe=passfds[1])
         elif "resource_tracker" in args[-1]:
-            ours = [os.path.join(glob.escape(folder), f"{PREFIX}{os.getpid()}-*") for folder in directories()]
-            last = f"; import glob, shutil; [shutil.rmtree(f, True) for place in {ours} for f in glob.glob(place)]"
+            last = f"; import shutil; shutil.rmtree({home()!r}, True)"
         return plain(path, [*args[:-1], f"{first}; {args[-1]}{last}"], passfds)
 
     util.spawnv_passfds = spawn

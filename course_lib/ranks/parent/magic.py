@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, magics_class
-from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from course_lib.ranks import errors
 from course_lib.ranks.parent import pool
@@ -14,6 +13,7 @@ from course_lib.ranks.parent.run import check_arguments, run_on
 from course_lib.ranks.worker.cells import remember_source, run_cell
 
 _PURPOSE = "cells"
+_TIMEOUT = 60.0  # seconds after which a cell is ended
 _GONE = "The ranks begin anew with the next %%ranks cell: variables of earlier ones are gone, so run those cells again."
 
 
@@ -23,10 +23,6 @@ class RanksMagic(Magics):
 
     held = False  # whether the ranks hold variables of earlier cells
 
-    @magic_arguments()
-    @argument("world_size", type=int, help="how many ranks")
-    @argument("--timeout", type=float, default=60.0, help="seconds after which the cell is ended")
-    @argument("--run", metavar="NAME", help="keep the Run, with its timeline, in this variable of the notebook")
     @cell_magic
     def ranks(self, line: str, cell: str) -> None:
         """Run the cell on every rank, with rank, world_size, dist and torch defined.
@@ -34,16 +30,16 @@ class RanksMagic(Magics):
         Its variables stay on the ranks for the next %%ranks cell with the same number of ranks.
         """
         assert self.shell is not None
-        options = parse_argstring(self.ranks, line)
-        check_arguments(run_cell, options.world_size, (), options.timeout, None, "cpu")
+        world_size: Any = int(line) if line.strip().isdigit() else line
+        check_arguments(run_cell, world_size, (), _TIMEOUT, None, "cpu")
         source = f"#%%ranks {line}\n{cell}"  # the same line numbers as in the notebook
         filename = f"cell In[{self.shell.execution_count}]"
         remember_source(filename, source)
-        if self.held and pool.last_world_size(_PURPOSE) != options.world_size:
-            print(f"These are {options.world_size} new ranks: variables of earlier %%ranks cells are gone.")
+        if self.held and pool.last_world_size(_PURPOSE) != world_size:
+            print(f"These are {world_size} new ranks: variables of earlier %%ranks cells are gone.")
         arguments = (source, filename)
         try:
-            run = run_on(_PURPOSE, run_cell, options.world_size, arguments, options.timeout, None, uses_gpu=False)
+            run_on(_PURPOSE, run_cell, world_size, arguments, _TIMEOUT, None, uses_gpu=False)
         except errors.RunError as error:
             error.details += _advice(error, self.shell.user_ns)
             if self.held and pool.last_world_size(_PURPOSE) is None:
@@ -51,8 +47,6 @@ class RanksMagic(Magics):
             raise
         finally:
             self.held = pool.last_world_size(_PURPOSE) is not None
-        if options.run:
-            self.shell.user_ns[options.run] = run
 
 
 def _advice(error: errors.RunError, notebook: dict[str, Any]) -> str:

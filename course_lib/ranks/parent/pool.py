@@ -69,9 +69,8 @@ class Pool:
     """Workers that run together, as the ranks of a world. room: the most workers that it can have."""
 
     def __init__(self, room: int, uses_gpu: bool = False) -> None:
-        _sweep()
         self.room, self.uses_gpu, self.owner = room, uses_gpu, os.getpid()
-        self.directory = tempfile.mkdtemp(prefix=f"{fork_server.PREFIX}{os.getpid()}-")
+        self.directory = tempfile.mkdtemp(dir=fork_server.home())
         self.started: list[_WorkerProcess] = []
         self.world = messages.World(0, "")
         self.worlds = itertools.count()
@@ -171,18 +170,6 @@ def _kill_group(process: Any) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         process.kill()
-
-
-def _sweep() -> None:
-    """Remove the directories of notebooks that were killed."""
-    for directory in fork_server.directories():
-        for name in os.listdir(directory):
-            pid = name[len(fork_server.PREFIX) :].partition("-")[0]
-            if name.startswith(fork_server.PREFIX) and pid.isdigit() and not psutil.pid_exists(int(pid)):
-                path = os.path.join(directory, name)
-                with contextlib.suppress(OSError):
-                    if not hasattr(os, "getuid") or os.lstat(path).st_uid == os.getuid():  # our own
-                        shutil.rmtree(path, ignore_errors=True)
 
 
 _pools: dict[str, Pool] = {}  # by purpose

@@ -11,7 +11,6 @@ import os
 import pickle
 import reprlib
 import sys
-import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,7 +40,6 @@ class Run:
 
     results: list[Any]
     stdout: list[str]
-    seconds: float  # of the call to launch
     pace: Pace | None = None
     _outcomes: list[messages.RankOutcome] = field(default_factory=list, repr=False)
 
@@ -88,7 +86,6 @@ def run_on(
     purpose: str, fn: Callable, world_size: int, args: tuple, timeout: float, pace: Pace | None, uses_gpu: bool
 ) -> Run:
     """Run on the pool kept for this purpose, and keep the pool if the run left nothing behind."""
-    started = time.perf_counter()
     task, display = _pack(fn, args, pace), make_display(fold=purpose == "cells")
     with fenced() as interrupt, pool.borrowed(purpose, world_size, uses_gpu, interrupt) as workers:
         monitor = RunMonitor(workers, timeout, display, interrupt)
@@ -102,7 +99,7 @@ def run_on(
             workers.is_tidy = may_go_on and monitor.is_clean(may_keep_changes=purpose == "cells")
     results = [_unpack(outcome, rank, monitor) for rank, outcome in enumerate(outcomes)]
     stdout = ["".join(texts) for texts in monitor.printed]
-    return Run(results, stdout, time.perf_counter() - started, pace, outcomes)
+    return Run(results, stdout, pace, outcomes)
 
 
 def _pack(fn: Callable, args: tuple, pace: Pace | None) -> messages.Task:

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
+import numpy
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -264,8 +265,7 @@ def _seed(seed: int, uses_gpu: bool) -> None:
     if uses_gpu:
         torch.cuda.manual_seed(seed)
     random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
+    numpy.random.seed(seed)
 
 
 class _ResultPickler(cloudpickle.Pickler):
@@ -286,18 +286,16 @@ class _ResultPickler(cloudpickle.Pickler):
 
 def _pickle_result(value: Any) -> tuple[bytes | None, messages.Failure | None]:
     buffer, size = io.BytesIO(), _tensor_bytes(value)
+    if size > messages.MAX_RESULT_BYTES:
+        limit = messages.MAX_RESULT_BYTES // 1024**2
+        advice = f"at most {limit} MB come back; return a summary, or save it on the rank with torch.save"
+        return None, messages.Failure("result", type(value).__name__, f"of {size / 1e9:.2f} GB: {advice}")
     try:
-        if size <= messages.MAX_RESULT_BYTES:
-            _ResultPickler(buffer).dump(value)
+        _ResultPickler(buffer).dump(value)
     except Exception as error:
         advice = "it cannot be sent to the notebook; return tensors, numbers, strings, lists or dictionaries"
         return None, messages.Failure("result", type(value).__name__, f"({error}): {advice}")
-    size = max(size, buffer.tell())
-    if size <= messages.MAX_RESULT_BYTES:
-        return buffer.getvalue(), None
-    limit = messages.MAX_RESULT_BYTES // 1024**2
-    advice = f"at most {limit} MB come back; return a summary, or save it on the rank with torch.save"
-    return None, messages.Failure("result", type(value).__name__, f"of {size / 1e9:.2f} GB: {advice}")
+    return buffer.getvalue(), None
 
 
 def _tensor_bytes(value: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -29,20 +28,11 @@ def check(group: Any, operation: str, rank: Any, group_rank: Any) -> None:
     operation = "P2POp" if called == "__init__" else called
     is_world = len(ranks) == dist.get_world_size()
     kind = "rank" if choices is ranks or is_world else "group rank"
-    why = f"but {_there_are(ranks, choices, is_world)}"
+    why = f"but {'the world' if is_world else 'its group'} has only {listing([*choices])}"
     if is_own:
         why = "the one that calls it. A message needs two ranks" + ", and there is only one here" * (len(ranks) == 1)
     advice = (_RING if is_world else _RING_IN_GROUP) if operation in _MESSAGES else _ROOT
     raise ValueError(f"{operation} names {kind} {named!r}, {why}. {advice}.")
-
-
-def _there_are(ranks: list[int], choices: Sequence[int], is_world: bool) -> str:
-    last = len(ranks) - 1
-    if is_world:
-        return f"the ranks are 0 to {last}" if last else "the only rank is 0"
-    if choices is ranks:
-        return f"its group has only {listing(ranks)}"
-    return f"the group ranks of its group, {listing(ranks)}, are 0 to {last}"
 
 
 def check_before_torch() -> None:

@@ -15,7 +15,6 @@ import torch
 from course_lib.classroom.scenarios.jobs.job import Job
 from course_lib.ranks import Link
 
-Fields = dict[str, Any]
 CUT = Link(1.0, 0.5)  # a link through which nothing comes
 
 
@@ -34,8 +33,13 @@ class Culprit(NamedTuple):
 
     def place(self, value: Any) -> Any:
         if self.act == "setting":
-            return "patience" if self.field == "saving" else value[0] if self.field == "stuck" else self.field
-        return "" if self.act == "restart" else value[0] if isinstance(value, tuple) else value
+            return {"saving": "patience", "stuck": where(value)}.get(self.field, self.field)
+        return "" if self.act == "restart" else where(value)
+
+
+def where(value: Any) -> Any:
+    """The place of a fault: a device, node or shard, or how a rank is stuck."""
+    return value[0] if isinstance(value, tuple) else value
 
 
 def _any(*values: Any) -> Callable[[Random, Job], Any]:
@@ -43,11 +47,15 @@ def _any(*values: Any) -> Callable[[Random, Job], Any]:
 
 
 def _device(random: Random, job: Job) -> int:
-    return job.device(random.randrange(job.world))
+    return random.randrange(job.world)
+
+
+def _node(random: Random, job: Job) -> int:
+    return random.randrange(job.nodes)
 
 
 def _weaker(random: Random, job: Job) -> tuple[int, Link]:
-    return random.choice(job.nodes), Link(job.between.latency, job.between.bandwidth * random.uniform(0.4, 0.62))
+    return _node(random, job), Link(job.between.latency, job.between.bandwidth * random.uniform(0.4, 0.62))
 
 
 def _stuck(how: str) -> Callable[[Random, Job], Any]:
@@ -61,7 +69,7 @@ CULPRITS = {
     ),
     "link": Culprit("slow", ("profile", "links"), "cable", "weak", _weaker, (1.0, 0.5)),
     "loader": Culprit(
-        "slow", PROFILE, "node", "loading", lambda r, job: (r.choice(job.nodes), r.uniform(0.8, 3.0)), (1.0, 0.6)
+        "slow", PROFILE, "node", "loading", lambda r, job: (_node(r, job), r.uniform(0.8, 3.0)), (1.0, 0.6)
     ),
     "buckets": Culprit("slow", PROFILE, "setting", "buckets", _any(1, 2)),
     "overlap": Culprit("slow", PROFILE, "setting", "overlap", _any(False)),
@@ -73,15 +81,15 @@ CULPRITS = {
     "apart": Culprit("learns", ("replicas",), "setting", "together", _any("none", "node")),
     "sorted": Culprit("learns", ("samples",), "setting", "order", _any("sorted")),
     "same": Culprit("learns", ("samples",), "setting", "order", _any("same")),
-    "scale": Culprit("learns", ("scale",), "setting", "fixed", _any(2.0**17, 2.0**18)),
+    "scale": Culprit("learns", ("updates",), "setting", "fixed", _any(2.0**17, 2.0**18)),
     "kept": Culprit("breaks", (), "setting", "master_weights", _any(False)),
-    "sums": Culprit("learns", ("profile", "scale"), "setting", "sums", _any(torch.float16)),
+    "sums": Culprit("learns", ("profile", "updates"), "setting", "sums", _any(torch.float16)),
     "rate": Culprit("learns", ("updates",), "setting", "rate", _any(0.02, 0.03, 0.04)),
     "batch": Culprit("slow", PROFILE, "setting", "samples", _any(16)),
     "logging": Culprit("hangs", RECORDER, "setting", "stuck", _stuck("logging")),
     "empty": Culprit("hangs", RECORDER, "setting", "stuck", _stuck("empty")),
     "worker": Culprit("hangs", RECORDER, "restart", "stuck", _stuck("loader")),
-    "cut": Culprit("hangs", ("recorder", "links"), "node", "weak", lambda r, job: (r.choice(job.nodes), CUT)),
+    "cut": Culprit("hangs", ("recorder", "links"), "node", "weak", lambda r, job: (_node(r, job), CUT)),
     "saving": Culprit("hangs", RECORDER, "setting", "saving", lambda r, job: r.uniform(700, 1100)),
 }
 PATIENT = 3600.0  # seconds
@@ -92,46 +100,38 @@ SETTINGS = sorted({*_FIELDS, "patience", "logging", "empty"})
 class Act(NamedTuple):
     """Something that one can do. minutes: for which the job stands still.
 
-    fields: what becomes of a job, called with it, with the planned one and with a place.
+    mends: the fields of a job that it sets right at a place, each with the places of faults that are gone then.
     """
 
     minutes: int
     places: Callable[[Job], Sequence[Any]]
-    fields: Callable[[Job, Job, Any], Fields]
+    mends: Callable[[Job, Any], dict[str, Sequence[Any]]]
 
 
-def _without(field: str, job: Job, place: Any) -> Fields:
-    """Without a fault, if it is at this place."""
-    value = getattr(job, field)
-    at = value[0] if isinstance(value, tuple) else value
-    return {field: None if at == place else value}
+def _at_node(job: Job, node: int) -> dict[str, Sequence[Any]]:
+    devices = range(node * job.per_node, (node + 1) * job.per_node)
+    return {"slow": devices, "corrupt": devices, "loading": [node], **_at_link(job, node)}
 
 
-def _cable(job: Job, planned: Job, node: int) -> Fields:
-    return {"weak": None} if len(job.nodes) == 2 else _without("weak", job, node)  # two nodes share one way
-
-
-def _node(job: Job, planned: Job, node: int) -> Fields:
-    spare = min({*range(len(job.nodes) + 1)} - {*job.nodes})
-    return {"nodes": tuple(spare if one == node else one for one in job.nodes)}
-
-
-def _set_back(job: Job, planned: Job, name: str) -> Fields:
-    if name in ("logging", "empty"):
-        return _without("stuck", job, name)
-    return {name: PATIENT if name == "patience" else getattr(planned, name)}
+def _at_link(job: Job, node: int) -> dict[str, Sequence[Any]]:
+    return {"weak": [node] if job.nodes > 2 else range(2)}  # two nodes share one way
 
 
 ACTS = {
-    "wait": Act(0, lambda job: [""], lambda job, planned, place: {}),
-    "restart": Act(5, lambda job: [""], lambda job, planned, place: _without("stuck", job, "loader")),
-    "setting": Act(8, lambda job: SETTINGS, _set_back),
-    "shard": Act(8, lambda job: range(job.dp), lambda job, planned, shard: {"left_out": shard}),
-    "node": Act(10, lambda job: job.nodes, _node),
-    "card": Act(
-        20,
-        lambda job: sorted(map(job.device, range(job.world))),
-        lambda job, planned, device: _without("slow", job, device) | _without("corrupt", job, device),
-    ),
-    "cable": Act(20, lambda job: job.nodes, _cable),
+    "wait": Act(0, lambda job: [""], lambda job, place: {}),
+    "restart": Act(5, lambda job: [""], lambda job, place: {"stuck": ["loader"]}),
+    "setting": Act(8, lambda job: SETTINGS, lambda job, name: {"stuck": [name]}),
+    "shard": Act(8, lambda job: range(job.dp), lambda job, shard: {"bad": [shard]}),
+    "node": Act(10, lambda job: range(job.nodes), _at_node),
+    "card": Act(20, lambda job: range(job.world), lambda job, device: {"slow": [device], "corrupt": [device]}),
+    "cable": Act(20, lambda job: range(job.nodes), _at_link),
 }
+
+
+def mended(job: Job, planned: Job, act: str, place: Any) -> dict[str, Any]:
+    """The fields that an act changes."""
+    if place == "patience":
+        return {place: PATIENT}
+    if place in _FIELDS:
+        return {place: getattr(planned, place)}
+    return {field: None for field, gone in ACTS[act].mends(job, place).items() if where(getattr(job, field)) in gone}

@@ -12,8 +12,8 @@ done stands in the journal, and the night follows from it, so a restarted notebo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from random import Random
@@ -21,17 +21,18 @@ from typing import Any, NamedTuple
 
 from course_lib.classroom import journal
 from course_lib.classroom.pages import sections
+from course_lib.classroom.questions import checked
 from course_lib.classroom.questions.catalog import case_of
 from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.questions.prose import items
 from course_lib.classroom.questions.question import is_for_a_room
-from course_lib.classroom.scenarios.jobs import training
-from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, Culprit
-from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Reading, Scene, checkpoints, clock, timeline
-from course_lib.classroom.scenarios.jobs.job import REPORT, Change, Job
-from course_lib.classroom.scenarios.jobs.night import CHECKPOINT, clocked, night, reached
+from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, Culprit, mended
+from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Scene, checkpoints, clock, spent, timeline
+from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, REPORT, Change, Job
+from course_lib.classroom.scenarios.jobs.night import Night, night, reached
 from course_lib.classroom.scenarios.jobs.step import step
+from course_lib.classroom.scenarios.jobs.training import held_out
 from course_lib.figures.axis import counted
 from course_lib.ranks import Link
 
@@ -64,13 +65,22 @@ class Drawn(NamedTuple):
     def change(self) -> Change:
         return Change(self.onset, {self.kind.field: self.value}, self.often)
 
+    def __str__(self) -> str:
+        noun = {"card": "device", "cable": "node"}.get(self.kind.act, self.kind.act)
+        where = "" if noun in ("setting", "restart") else f", {noun} {self.place}"
+        return f"{called(self.name)}{where}, from step {self.onset} on"
 
-class Act(NamedTuple):
-    """What was done. resume: the checkpoint from which the job went on; None: it was not started again."""
 
-    what: str
-    place: Any
-    resume: int | None
+class Story(NamedTuple):
+    """What was done so far. stands: minutes for which the job stands still since the last act.
+
+    acts: their number.  used: the measurements since.
+    """
+
+    scene: Scene
+    stands: float
+    acts: int
+    used: list[str]
 
 
 @cache
@@ -84,31 +94,33 @@ def listed(heading: str) -> dict[str, str]:
     return dict(item.split(": ", 1) for item in items(_said()[heading]))
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A case. healthy: the job as planned.  culprits: names of those that it chooses among."""
+def called(culprit: str) -> str:
+    return _said()[f"culprit: {culprit}"].partition("\n\n")[0]
 
-    name: str
-    healthy: Job
-    culprits: tuple[str, ...]
 
-    def variant(self, seed: int = 0) -> Incident:
-        """Draw a night. Raises ValueError for a seed that is no number from 0 to 999,999."""
-        if not isinstance(seed, int) or not 0 <= seed < 10**6:
-            raise ValueError(f"seed={seed!r} has to be a whole number from 0 to 999,999")
-        return Incident(self, seed)
+def placed(what: str, place: Any) -> str:
+    """The place of an act in words."""
+    return listed("settings")[place].partition(" | ")[0] if what == "setting" else str(place)
 
 
 @dataclass(frozen=True)
 class Incident:
-    case: Fault
+    """A case, and a night of it. healthy: the job as planned.  culprits: names of those that it chooses among."""
+
+    name: str
+    healthy: Job
+    culprits: tuple[str, ...]
     seed: int = 0
+
+    def variant(self, seed: int = 0) -> Incident:
+        """Draw a night. Raises ValueError for a seed that is no number from 0 to 9999."""
+        return replace(self, seed=checked(seed))
 
     @cached_property
     def _drawn(self) -> list[Drawn]:
-        random = Random(f"{self.case.name} {self.seed}")
-        chosen = [random.choice(self.case.culprits)]
-        others = [name for name in self.case.culprits if {CULPRITS[name].kind, CULPRITS[chosen[0]].kind} == BOTH]
+        random = Random(f"{self.name} {self.seed}")
+        chosen = [random.choice(self.culprits)]
+        others = [name for name in self.culprits if {CULPRITS[name].kind, CULPRITS[chosen[0]].kind} == BOTH]
         chosen += [random.choice(others)] if others and random.random() < TWO else []
         onset = 10 * random.randrange(8, 12)
         return [
@@ -119,216 +131,179 @@ class Incident:
     @cached_property
     def planned(self) -> Job:
         """The job of this night, whose links are as good as the seed has it."""
-        link, better = self.case.healthy.between, Random(f"link {self.seed}").uniform(0.8, 1.4)
-        return self.case.healthy.but(seed=self.seed, between=Link(link.latency, link.bandwidth * better))
+        link, better = self.healthy.between, Random(f"link {self.seed}").uniform(0.8, 1.4)
+        return self.healthy.but(seed=self.seed, between=Link(link.latency, link.bandwidth * better))
 
     @cached_property
-    def _called(self) -> int:
-        """The report after which somebody noticed; a job that hangs has no more."""
+    def _call(self) -> Scene:
+        """The job when somebody noticed; one that hangs has no more reports."""
+        faulty = night(self.planned.after(*(one.change for one in self._drawn)))
         wanted = self._drawn[0].onset + Random(f"called {self.seed}").randrange(28, 45)
-        return len(night(self._at_first).reports(wanted))
+        return Scene(faulty, len(faulty.reports(wanted)))
 
-    @cached_property
+    @property
     def _morning(self) -> float:
         """When the day shift comes, in seconds after the evening."""
-        return night(self._at_first).reports(self._called)[-1].begins + HOURS
-
-    @cached_property
-    def _at_first(self) -> Job:
-        return self.planned.after(*(one.change for one in self._drawn))
+        return self._call.night.reports(self._call.now)[-1].begins + HOURS
 
     # What was done
 
-    def _notes(self) -> list[journal.Note]:
-        own = (self.case.name, f"{self.case.name}_night")
-        return [note for note in journal.notes() if note.question in own and note.seed == self.seed]
-
-    def _story(self) -> tuple[Scene, float, list[Act], list[str]]:
-        """The job after all that was done, minutes for which it stands still since, the acts, and the measurements."""
-        job, now, stands, acts, used = self._at_first, self._called, 0.0, list[Act](), list[str]()
-        for note in self._notes():
-            if note.what == "measured" and note.answer not in used:
+    @property
+    def story(self) -> Story:
+        scene, stands, acts, used = self._call, 0.0, 0, list[str]()
+        for note in journal.notes():
+            if (note.question, note.seed) != (self._name, self.seed):
+                continue
+            if note.what == "ran":
+                scene, acts = self.after(scene, stands, *note.answer), acts + 1
+                stands, used = 0.0, []
+            elif note.answer not in used:
                 used.append(note.answer)
                 stands += INSTRUMENTS[note.answer].minutes if note.answer in INSTRUMENTS else REHEARSAL
-            elif note.what == "ran":
-                acts.append(Act(*note.answer))
-                job, now = self.after(job, now, stands, acts[-1])
-                stands, used = 0.0, []
-        return Scene(night(job), now), stands, acts, used
+        return Story(scene, stands, acts, used)
 
-    def after(self, job: Job, now: int, stands: float, act: Act, watch: int = WATCH) -> tuple[Job, int]:
-        """The job after an act, and the number of its reports by the time one looks again."""
-        one = ACTS[act.what]
-        fields = one.fields(job.at(now, always=True), self.planned, act.place)
-        stands += one.minutes + (job.patience / 60 if night(job).hung else 0)
-        job = job.after(Change(now, fields, 1.0, act.resume, stands))
-        return job, len(night(job).reports(now + watch))
+    def after(self, scene: Scene, stands: float, what: str, place: Any, resume: int | None) -> Scene:
+        """The job after an act, by the time one looks again."""
+        job, now = scene.night.job, scene.now
+        stands += ACTS[what].minutes + (job.patience / 60 if scene.night.hung else 0)
+        fields = mended(scene.job, self.planned, what, place)
+        after = night(job.after(Change(now, fields, 1.0, resume, stands)))
+        return Scene(after, len(after.reports(now + WATCH)))
 
     @property
-    def scene(self) -> Scene:
-        return self._story()[0]
+    def _name(self) -> str:
+        return f"{self.name}_night"
 
     def measure(self, name: str) -> Feedback:
         """Use an instrument; using it again costs again only after an act. Raises ValueError for an unknown one."""
-        if name not in INSTRUMENTS:
-            raise ValueError(f"name={name!r} is no instrument; choose one of {', '.join(INSTRUMENTS)}")
-        reading = INSTRUMENTS[name].read(self.scene)
-        if name not in self._story()[3]:
-            journal.record("measured", self.case.name, self.seed, name)
-        return _shown(INSTRUMENTS[name].title, reading)
+        _check("name", name, INSTRUMENTS)
+        reading = INSTRUMENTS[name].read(self.story.scene)
+        self._pay(name)
+        facts = bullets(f"{what}: {fact}" for what, fact in reading.facts.items())
+        return Feedback("", Outcome(None, facts, pictures=reading.pictures), title=INSTRUMENTS[name].title)
 
     def rehearse(self, name: str) -> Feedback:
         """Try a suspect on the healthy job, at another place and with another magnitude."""
-        if name not in self.case.culprits:
-            raise ValueError(f"name={name!r} is no suspect here; choose one of {', '.join(self.case.culprits)}")
-        random, key = Random(f"rehearsed {self.case.name} {self.seed} {name}"), f"rehearse {name}"
-        if key not in self._story()[3]:
-            journal.record("measured", self.case.name, self.seed, key)
-        job = self.planned.after(Change(20, {CULPRITS[name].field: CULPRITS[name].draw(random, self.planned)}))
-        scene = Scene(night(job), 60)
-        shown = Scene(scene.night, len(scene.night.reports(60)))
-        return Feedback(
-            "", Outcome(None, "From report 20 on.", pictures=(timeline(shown),)), title=f"With {self.called(name)}"
-        )
+        _check("name", name, self.culprits)
+        self._pay(f"rehearse {name}")
+        random, culprit = Random(f"rehearsed {self._name} {self.seed} {name}"), CULPRITS[name]
+        job = self.planned.after(Change(20, {culprit.field: culprit.draw(random, self.planned)}))
+        picture = timeline(Scene(night(job), 60))
+        return Feedback("", Outcome(None, "From report 20 on.", pictures=(picture,)), title=f"With {called(name)}")
+
+    def _pay(self, name: str) -> None:
+        if name not in self.story.used:
+            journal.record("measured", self._name, self.seed, name)
 
     def act(self, what: str, place: Any = "", resume: int | None = None) -> Feedback:
         """Do something. place: where, as the list of acts says.  resume: a checkpoint; None: the latest.
 
         Raises ValueError for what cannot be done.
         """
-        scene, stands, *_ = self._story()
-        if what not in ACTS:
-            raise ValueError(f"what={what!r} is nothing one can do; choose one of {', '.join(ACTS)}")
-        places, saved = {str(one): one for one in ACTS[what].places(scene.job)}, checkpoints(scene)
-        if str(place) not in places:
-            raise ValueError(f"place={place!r} is no place for that; choose one of {', '.join(places)}")
+        scene, stands, *_ = self.story
+        _check("what", what, ACTS)
+        _check("place", place, ACTS[what].places(scene.job))
+        saved = checkpoints(scene)
         resume = None if what == "wait" else saved[-1] if resume is None else resume
-        if resume not in (None, *saved):
-            raise ValueError(f"resume={resume!r} is no checkpoint; choose one of {', '.join(map(str, saved))}")
-        act = Act(what, places[str(place)], resume)
-        job, now = self.after(scene.night.job, scene.now, stands, act)
-        well = self.is_well(job, now)
-        journal.record("ran", f"{self.case.name}_night", self.seed, list(act), well)
+        _check("resume", resume, [None, *saved])
+        scene = self.after(scene, stands, what, place, resume)
+        well = self.speed(scene) > WELL
+        journal.record("ran", self._name, self.seed, [what, place, resume], well)
         words = "The job is as it was planned again." if well else "The job is not as it was planned."
-        picture = timeline(Scene(night(job), now))
-        return Feedback(self.in_words(act), Outcome(well, f"{words} {self.bill()}", pictures=(picture,)))
+        at = f": {placed(what, place)}" if place != "" else ""
+        done = listed("acts")[what] + at + ("" if resume is None else f", from checkpoint {resume}")
+        return Feedback("", Outcome(well, words, pictures=(timeline(scene),)), title=f"Done: {done}")
 
-    def is_well(self, job: Job, now: int) -> bool:
-        """Whether it is as fast as planned, and learns what was planned."""
-        return self._goes_on(job, now) > WELL
-
-    def _goes_on(self, job: Job, now: int) -> float:
+    def speed(self, scene: Scene) -> float:
         """The speed of a job as a share of the planned one; 0 if its next steps learn something else, or never end."""
-        if night(job).hung:
+        if scene.night.hung:
             return 0.0
-        one, state = job.at(now, always=True), night(job).state(now)
-        runs = [step(clocked(each, 9), saves=True) for each in (one, self.planned)]
-        nexts = (
-            (training.advance(state, each, at)[0].weights for each in (one, self.planned)) for at in range(now, now + 8)
-        )
-        learns = bool((state.weights == state.weights[:1]).all()) and all(own.equal(plan) for own, plan in nexts)
-        own, planned = (
-            run.timeline.makespan - each.saving for run, each in zip(runs, (one, self.planned), strict=True)
-        )
-        return planned / own if learns and not runs[0].hung else 0.0
+        one, weights = scene.job, scene.night.state(scene.now).weights
+        own, planned = (step(each.clocked(CHECKPOINT - 1)) for each in (one, self.planned))
+        if own.hung or one.trained != self.planned.trained or not (weights == weights[:1]).all():
+            return 0.0
+        return planned.timeline.makespan / own.timeline.makespan
 
     # What it costs
 
     def bill(self) -> str:
-        scene, stands, acts, used = self._story()
+        scene, stands, acts, used = self.story
         last = scene.night.reports(scene.now)[-1]
         at = clock(last.begins + last.seconds + 60 * stands)
-        return f"It is {at}, after {counted(len(acts), 'change')} and {counted(len(used), 'measurement')} since."
+        return f"It is {at}, after {counted(acts, 'change')} and {counted(len(used), 'measurement')} since."
 
-    def cost(self, job: Job, stands: float = 0.0) -> tuple[int, int]:
+    def cost(self, done: Night, stands: float = 0.0) -> tuple[int, int]:
         """The steps that a job is behind the plan, and the device-hours that makes.
 
         Until the morning it is what it has learned less than the plan. From then on, until somebody looks at it in the
         evening, it goes on as it is: at its speed, or for nothing if it hangs or does not learn what was planned.
         """
-        planned, own = night(self.planned).by(self._morning), night(job).by(self._morning - 60 * stands)
+        planned, own = night(self.planned).by(self._morning), done.by(self._morning - 60 * stands)
         behind = reached(planned, planned) - reached(own, planned)
-        behind += (1 - self._goes_on(job, len(own))) * DAY / planned[0].seconds
+        behind += (1 - self.speed(Scene(done, len(own)))) * DAY / planned[0].seconds
         seconds = behind * planned[0].seconds * self.planned.world
         return round(behind * REPORT), round(seconds / 3600)
 
     def par(self) -> tuple[int, int]:
         """The cost of the best way: the measurements that tell it, then what mends it, from the best checkpoint."""
-        return min(self.cost(job) for job in self._mended())
-
-    def _mended(self) -> Iterator[Job]:
-        told = dict.fromkeys(name for one in self._drawn for name in one.kind.told)
+        told = {name for one in self._drawn for name in one.kind.told}
         stands = sum(INSTRUMENTS[name].minutes for name in told)
-        for resume in {self._drawn[0].onset, self._last}:
-            job, now = self._at_first, self._called
-            for number, one in enumerate(self._drawn):
-                act = Act(one.kind.act, one.place, resume)
-                job, now = self.after(job, now, 0.0 if number else stands, act, watch=1)
-            yield job
+        saved = range(self._drawn[0].onset, self._last + 1, CHECKPOINT)
+        best = min(saved, key=lambda at: held_out(self._call.night.state(at)))
+        return min(self.cost(self._mended(stands, resume)) for resume in {saved[0], best, self._last})
+
+    def _mended(self, stands: float, resume: int) -> Night:
+        scene = self._call
+        for one in self._drawn:
+            scene = self.after(scene, stands, one.kind.act, one.place, resume)
+            stands = 0.0
+        return scene.night
 
     def debrief(self) -> Feedback:
         """Tell what it was and what the night has cost, once the job is well, or in a room."""
-        scene, stands, acts, _ = self._story()
-        if not is_for_a_room() and not (acts and self.is_well(scene.night.job, scene.now)):
+        scene, stands, acts, _ = self.story
+        if not is_for_a_room() and not (acts and self.speed(scene) > WELL):
             return Feedback("", Outcome(None, "First make the job well again."), title="There is no debrief yet.")
-        sleep = Act("wait", "", None), Act("restart", "", self._last)
-        waited, again = (self.after(self._at_first, self._called, 0.0, act)[0] for act in sleep)
         ways = {
-            "Yours": self.cost(scene.night.job, stands),
+            "Yours": self.cost(scene.night, stands),
             "Par": self.par(),
-            "Back to bed until the morning": self.cost(waited),
-            "Start it again, and nothing else": self.cost(again),
+            "Back to bed until the morning": self.cost(self.after(self._call, 0.0, "wait", "", None).night),
+            "Start it again, and nothing else": self.cost(self.after(self._call, 0.0, "restart", "", self._last).night),
         }
         behind = f"behind the plan at {clock(self._morning)} and until the evening"
         said = bullets(
             f"{way}: {counted(n, 'step')} {behind}, {counted(h, 'device-hour')}" for way, (n, h) in ways.items()
         )
         what = " And ".join(_said()[f"culprit: {one.name}"].partition("\n\n")[2] for one in self._drawn)
-        incident = case_of(f"{self.case.name}_night").sections["incident"].text
-        title = f"It was {' and '.join(map(self.in_brief, self._drawn))}."
+        incident = case_of(self._name).sections["incident"].text
+        title = f"It was {' and '.join(map(str, self._drawn))}."
         return Feedback("", Outcome(None, f"{what}\n\n{said}", incident), title=title)
 
     @property
     def _last(self) -> int:
         """The last checkpoint before somebody noticed."""
-        return self._called // CHECKPOINT * CHECKPOINT
+        return self._call.now // CHECKPOINT * CHECKPOINT
 
     # What one sees
 
-    def called(self, culprit: str) -> str:
-        return _said()[f"culprit: {culprit}"].partition("\n\n")[0]
-
-    def in_brief(self, one: Drawn) -> str:
-        """A culprit in words, with its place and the checkpoint before it."""
-        noun = {"card": "device", "cable": "node"}.get(one.kind.act, one.kind.act)
-        where = "" if noun in ("setting", "restart") else f", {noun} {one.place}"
-        return f"{self.called(one.name)}{where}, from step {one.onset} on"
-
-    def in_words(self, act: Act) -> str:
-        place = listed("settings")[act.place].partition(" | ")[0] if act.what == "setting" else act.place
-        going_on = "" if act.resume is None else f", from checkpoint {act.resume}"
-        return f"{listed('acts')[act.what]} {place}".strip() + going_on
-
     def evidence(self) -> Feedback:
         """What everybody sees: the timeline, memory, the plan, changed settings, and lines of the log."""
-        scene = self.scene
+        scene = self.story.scene
         jobs = {"planned": self.planned, "now": scene.job}
+        planned = step(self.planned.clocked(0)).timeline
         memory = (f"{when}: {', '.join(f'{size / 1e6:.1f}' for size in job.memory)} MB" for when, job in jobs.items())
         said = {
-            "As it was planned": self.planned.configuration,
+            "As it was planned": [*self.planned.configuration, f"in a step, rank 0 {spent(planned, 0)}"],
             "Memory of each rank (modelled)": memory,
             "Settings that somebody wrote down as changed": self._settings(),
             "From the log": self._log(),
         }
         text = "\n\n".join(f"{what}:\n\n{bullets(lines)}" for what, lines in said.items())
-        words = self._page()
-        return Feedback(
-            "", Outcome(None, f"{words}\n\n{text}", pictures=(timeline(scene),)), title="What everybody sees"
-        )
+        outcome = Outcome(None, f"{self._page(scene)}\n\n{text}", pictures=(timeline(scene),))
+        return Feedback("", outcome, title="What everybody sees")
 
-    def _page(self) -> str:
+    def _page(self, scene: Scene) -> str:
         """The message that woke you: of a job that hangs, the watchdog's, from a rank that waited."""
-        scene = self.scene
         if not scene.night.hung:
             return "Somebody looked at the curves and called you. The job goes on."
         calls = scene.night.hung
@@ -343,20 +318,18 @@ class Incident:
 
     def _settings(self) -> list[str]:
         """Changed settings: harmless ones, and a culprit's a little more often than any other."""
-        random, lines = Random(f"settings {self.seed}"), listed("settings")
+        random, lines = Random(f"settings {self._name} {self.seed}"), listed("settings")
         shown = random.sample(list(lines), SETTINGS)
         if random.random() < NOTED:
-            shown = random.sample(list(dict.fromkeys([*self._guilty, *shown]))[:SETTINGS], SETTINGS)
-        return [f"{clock(3600 * random.uniform(0, 4))} {lines[name].split(' | ')[1]}" for name in shown]
-
-    @property
-    def _guilty(self) -> list[str]:
-        return [one.place for one in self._drawn if one.kind.act == "setting"]
+            guilty = [one.place for one in self._drawn if one.kind.act == "setting"]
+            shown = random.sample(list(dict.fromkeys([*guilty, *shown]))[:SETTINGS], SETTINGS)
+        times = sorted(3600 * random.uniform(0, 4) for _ in shown)
+        return [f"{clock(at)} {lines[name].split(' | ')[1]}" for at, name in zip(times, shown, strict=True)]
 
     def _log(self) -> list[str]:
         """Lines of the log. Which of them are traces of a culprit depends on the seed."""
-        random, lines = Random(f"log {self.seed}"), listed("log")
-        a_report = REPORT * step(clocked(self.planned, 0)).timeline.makespan + self.planned.saving / CHECKPOINT
+        random, lines = Random(f"log {self._name} {self.seed}"), listed("log")
+        a_report = REPORT * step(self.planned.clocked(0)).timeline.makespan + self.planned.saving / CHECKPOINT
         onset = a_report * self._drawn[0].onset
         said = []
         for name in random.sample(list(lines), LINES):
@@ -369,15 +342,16 @@ class Incident:
 
     def _places(self, random: Random, one: Drawn | None) -> dict[str, int]:
         job = self.planned
-        rank = random.randrange(job.world)
-        if one and isinstance(one.place, int):
-            act, place = one.kind.act, one.place
-            if act == "shard":
-                return {"shard": place, "rank": rank, "device": job.device(rank), "node": job.node(rank)}
-            rank = next(r for r in range(job.world) if place == (job.device(r) if act == "card" else job.node(r)))
-        return {"rank": rank, "device": job.device(rank), "node": job.node(rank), "shard": random.randrange(job.dp)}
+        rank, shard = random.randrange(job.world), random.randrange(job.dp)
+        if one and one.kind.act == "shard":
+            shard = one.place
+        elif one and isinstance(one.place, int):
+            at = job.device if one.kind.act == "card" else job.node
+            rank = next(rank for rank in range(job.world) if at(rank) == one.place)
+        return {"rank": rank, "device": job.device(rank), "node": job.node(rank), "shard": shard}
 
 
-def _shown(title: str, reading: Reading) -> Feedback:
-    facts = bullets(f"{what}: {fact}" for what, fact in reading.facts.items())
-    return Feedback("", Outcome(None, facts, pictures=reading.pictures), title=title)
+def _check(name: str, value: Any, known: Iterable[Any]) -> None:
+    """Raises ValueError for what is not known."""
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is not there; choose one of {', '.join(map(str, known))}")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
+from math import ceil, floor, isfinite
 from typing import NamedTuple
 
 import torch
@@ -16,19 +16,19 @@ import torch.distributed as dist
 
 from course_lib import data
 from course_lib.classroom.scenarios.jobs import training
-from course_lib.classroom.scenarios.jobs.job import Job
-from course_lib.classroom.scenarios.jobs.night import CHECKPOINT, Night, clocked
+from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, Job
+from course_lib.classroom.scenarios.jobs.night import Night
 from course_lib.classroom.scenarios.jobs.step import Call, step
 from course_lib.figures import Picture, gantt, lost_time
 from course_lib.figures.axis import data_size, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import lines_of
 from course_lib.ranks import launch
-from course_lib.timeline import COMPUTE_KINDS
+from course_lib.timeline import Timeline
 
 EVENING = 22.0  # o'clock
 MESSAGE = 5_000_000  # bytes of a message to test a link
-LATELY = 20  # reports
+LATELY = 12  # reports
 
 
 class Scene(NamedTuple):
@@ -41,10 +41,6 @@ class Scene(NamedTuple):
     def job(self) -> Job:
         """The settings in force; an instrument runs until what comes and goes is there."""
         return self.night.job.at(self.now, always=True)
-
-    @property
-    def lately(self) -> list[training.Learned]:
-        return [one.learned for one in self.night.reports(self.now)[-LATELY:]]
 
 
 def clock(seconds: float) -> str:
@@ -67,9 +63,9 @@ def timeline(scene: Scene) -> Picture:
     for name, curve in curves.items():
         points = [Point(hour, value) for hour, value in zip(hours, curve, strict=True) if isfinite(value)]
         low, high = min(one.y for one in points), max(one.y for one in points)
-        marks = ticks(high * 1.05, 4)
-        low = 0 if low < high / 2 else marks[1] * (low // marks[1])
-        up = Axis(name, low, high * 1.02, [mark for mark in marks if mark >= low])
+        apart = ticks(max(high - low, 0.1), 3)[1]
+        marks = [apart * n for n in range(floor(low / apart), ceil(high / apart) + 1)]
+        up = Axis(name, marks[0], marks[-1], marks)
         panels.append(Panel(across, up, [Curve(name, points, looks[name])], height=110.0))
     last = ", ".join(f"{name} {curve[-1]:.2f}" for name, curve in curves.items())
     title = "Measured on a small model: loss, gradient. Emulated, with 1% of jitter: speed"
@@ -95,46 +91,46 @@ def _placement(scene: Scene) -> Reading:
     return Reading({f"rank {rank}": f"node {job.node(rank)}, device {job.device(rank)}" for rank in range(job.world)})
 
 
+def spent(line: Timeline, rank: int) -> str:
+    """What a rank does in a step, in words."""
+    own = [span for span in line.spans if span.rank == rank and not span.background]
+    reads = sum(span.duration for span in own if span.kind == "other")
+    gradients = (s for s in line.spans if (s.rank, s.name, s.kind) == (rank, "all_reduce", "transfer") and s.bytes)
+    sent = Counter(data_size(span.bytes) for span in gradients)
+    messages = " and ".join(f"{count} of {size}" for size, count in sent.items()) or "none"
+    pieces = len({span.micro_batch for span in own if span.kind == "forward"})
+    return (
+        f"reads for {reads:.2f} s, computes for {line.busy(rank) - reads:.2f} s in {pieces} micro-batches, "
+        f"of {line.makespan:.2f} s; sends in all-reduces: {messages}"
+    )
+
+
 def _profile(scene: Scene) -> Reading:
     """One step of every rank. Of a job that hangs, a step before that."""
-    job = scene.job
-    if scene.night.hung:
-        job = scene.night.job.at(0)
-    line = step(clocked(job, 0).but(stuck=None)).timeline
-    facts = {}
-    for rank in range(job.world):
-        own = [span for span in line.spans if span.rank == rank]
-        spent = {kind: sum(s.duration for s in own if s.kind == kind and not s.background) for kind in COMPUTE_KINDS}
-        gradients = (s for s in own if (s.name, s.kind) == ("all_reduce", "transfer") and s.bytes)
-        sent = Counter(data_size(s.bytes) for s in gradients)
-        messages = " and ".join(f"{count} of {size}" for size, count in sent.items()) or "none"
-        pieces = len({span.micro_batch for span in own if span.kind == "forward"})
-        facts[f"rank {rank}"] = (
-            f"reads for {spent['other']:.2f} s, computes for {line.busy(rank) - spent['other']:.2f} s in "
-            f"{pieces} micro-batches, of {line.makespan:.2f} s; sends in all-reduces: {messages}"
-        )
+    job = scene.night.job.at(0) if scene.night.hung else scene.job
+    line = step(job.clocked(0)).timeline
+    facts = {f"rank {rank}": spent(line, rank) for rank in range(job.world)}
     return Reading(facts, (gantt(line, title="One step"), lost_time({"one step": line}, title="Where its time goes")))
 
 
 def _links(scene: Scene) -> Reading:
     """Test the way from each node to the next, one after the other."""
     job = scene.job
-    places = range(len(job.nodes))
-    ranks = {place: next(r for r in range(job.world) if job.place(r)[0] == place) for place in places}
-    pairs = {(a, b): (ranks[a], ranks[b]) for a, b in zip(places, [*places[1:], 0], strict=True) if a != b}
-    sent = launch(_send, job.world, (list(pairs.values()),), pace=job.pace).timeline
-    spans = [span for span in sent.spans if (span.name, span.kind) == ("recv", "transfer")]
+    first = [next(rank for rank in range(job.world) if job.node(rank) == node) for node in range(job.nodes)]
+    ways = [(first[node], first[(node + 1) % job.nodes]) for node in range(job.nodes)]
+    spans = launch(_send, job.world, (ways,), pace=job.pace).timeline.spans
     facts = {}
-    for (a, b), (_, to) in pairs.items():
-        seconds = sum(span.duration for span in spans if span.rank == to)
+    for source, target in ways:
+        received = (span for span in spans if (span.rank, span.name, span.kind) == (target, "recv", "transfer"))
+        seconds = sum(span.duration for span in received)
         rate = f"{MESSAGE / seconds / 1e6:.2f} MB a second" if seconds < job.patience else "no answer"
-        facts[f"node {job.nodes[a]} to node {job.nodes[b]}"] = rate
+        facts[f"node {job.node(source)} to node {job.node(target)}"] = rate
     return Reading(facts)
 
 
-def _send(rank: int, pairs: list[tuple[int, int]]) -> None:
+def _send(rank: int, ways: list[tuple[int, int]]) -> None:
     message = torch.zeros(MESSAGE, dtype=torch.uint8)
-    for source, target in pairs:
+    for source, target in ways:
         if rank == source:
             dist.send(message, target)
         if rank == target:
@@ -143,23 +139,23 @@ def _send(rank: int, pairs: list[tuple[int, int]]) -> None:
 
 def _replicas(scene: Scene) -> Reading:
     """Compare replicas with the first one: their sum differs from last week's in any case, and tells nothing."""
-    sums = scene.night.state(scene.now).weights.double().sum(1).tolist()
+    weights = scene.night.state(scene.now).rows(scene.job.dp).weights
+    sums = weights.double().sum(1).tolist()
     return Reading({f"replica {n} less replica 0": _written(one - sums[0], "+.4f") for n, one in enumerate(sums) if n})
 
 
-def _scale(scene: Scene) -> Reading:
+def _updates(scene: Scene) -> Reading:
     reports = [one.learned for one in scene.night.reports(scene.now)]
-    skipped = [f"{sum(one.is_skipped for one in part)} of {LATELY}" for part in (reports[40:60], reports[-LATELY:])]
-    scales = (f"{part[-1].scale:g}" for part in (reports[:60], reports))
-    return Reading(
-        dict(
-            zip(("scale before midnight", "scale now", "skipped then", "skipped now"), [*scales, *skipped], strict=True)
-        )
-    )
+    facts = {}
+    for when, part in {"while all was well": reports[40 : 40 + LATELY], "lately": reports[-LATELY:]}.items():
+        skipped, moved = sum(one.is_skipped for one in part), max(one.moved for one in part)
+        scale = f"a loss scale of {part[-1].scale:,.0f}"
+        facts[when] = f"{scale}; {skipped} of {LATELY} updates skipped; one moves the weights by up to {moved:.2%}"
+    return Reading(facts)
 
 
 def _gradients(scene: Scene) -> Reading:
-    own = zip(*(one.own for one in scene.lately), strict=True)
+    own = zip(*(one.learned.own for one in scene.night.reports(scene.now)[-LATELY:]), strict=True)
     return Reading({f"replica {n}": f"norms from {min(one):.1f} to {max(one):.1f}" for n, one in enumerate(own)})
 
 
@@ -167,8 +163,7 @@ def _same(scene: Scene) -> Reading:
     """Give the share of replica 0 to all of them."""
     job, state = scene.job, scene.night.state(scene.now)
     batch = tuple(part[:1].expand_as(part) for part in training.minibatch(job.but(bad=None), scene.now))
-    weights = state.weights[:1].nan_to_num().expand_as(state.weights)
-    sent, _ = training.gradients(state._replace(weights=weights), job, batch, 256.0)
+    sent, _ = training.gradients(replace(state, weights=state.weights[:1].nan_to_num()), job, batch, 256.0)
     norms = (sent.float().norm(dim=1) / 256).tolist()
     return Reading({f"replica {number}": f"a gradient of norm {norm:.4f}" for number, norm in enumerate(norms)})
 
@@ -178,12 +173,6 @@ def _samples(scene: Scene) -> Reading:
     read = [training.minibatch(job, number)[0][:, :2, :5] for number in (at - 1, at)]
     words = [[" ".join(map(data.decode, share)) for share in shares] for shares in read]
     return Reading({f"replica {n}": f"{old}, then {new}" for n, (old, new) in enumerate(zip(*words, strict=True))})
-
-
-def _updates(scene: Scene) -> Reading:
-    states = [scene.night.state(number).weights[0] for number in (scene.now - 1, scene.now)]
-    moved = (states[1] - states[0]).norm() / states[0].norm()
-    return Reading({"the last update moved the weights by": _written(moved.item(), ".2%")})
 
 
 def _recorder(scene: Scene) -> Reading:
@@ -222,12 +211,11 @@ def _written(value: float, how: str) -> str:
 
 INSTRUMENTS: dict[str, Instrument] = {
     "placement": Instrument("Who sits where", 1, _placement),
-    "scale": Instrument("The loss scale and the skipped updates", 2, _scale),
     "recorder": Instrument("The last call of each rank, and where it stands", 3, _recorder),
     "samples": Instrument("What each replica reads", 5, _samples),
     "replicas": Instrument("A sum of each replica's weights", 5, _replicas),
     "profile": Instrument("One step of every rank", 5, _profile),
-    "updates": Instrument("How far an update moves the weights", 5, _updates),
+    "updates": Instrument("The updates: loss scale, skipped ones, size", 5, _updates),
     "gradients": Instrument("Each replica's gradients, before they are added up", 10, _gradients),
     "links": Instrument("The way from each node to the next", 10, _links),
     "checkpoints": Instrument("Each of the last checkpoints, on held-out samples", 10, _checkpoints),

@@ -4,14 +4,14 @@ A change takes effect at a report and stays; a fault, a setting that somebody to
 
     Job(dp=8)                                                       as it was planned
     .after(Change(120, {"slow": (5, 1.15)}))                        device 5 is throttled from report 120 on
-    .after(Change(160, {"nodes": (0, 1, 4, 3)}, resume=120))        without its node, from the checkpoint of step 120
+    .after(Change(160, {"slow": None}, resume=120))                 replaced, from the checkpoint of step 120
 
 So everything that is seen of a job comes from running the one description, and no signal is drawn by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -24,8 +24,13 @@ from course_lib.schedules import SCHEDULES, Schedule, peak_in_flight
 LAYERS = 16
 FORWARD, BACKWARD, UPDATE = 0.03, 0.06, 0.2  # seconds of a device: per layer and sample; of the optimizer
 ACTIVATIONS, GRADIENTS = 4_000, 80_000  # bytes of a sample between two layers; parameters of a layer
-REPORT = 10  # steps between two reports
+REPORT, CHECKPOINT = 10, 10  # steps between two reports; reports between two checkpoints
 INSIDE, BETWEEN = Link(1e-3, 20e6), Link(2e-3, 2.5e6)
+LEARNED = ("rate", "master_weights", "fixed", "order", "bad", "corrupt", "seed")  # of no matter to the clock
+TIMED = (  # of no matter to the training
+    *("layers", "buckets", "overlap", "in_turn", "between"),
+    *("slow", "weak", "loading", "stuck", "saving", "patience"),
+)
 
 
 @dataclass(frozen=True)
@@ -56,16 +61,17 @@ class Job:
 
     rate: the learning rate.  master_weights: whether the optimizer keeps its numbers in 32 bits.
     fixed: a loss scale that does not adapt; None: it does.  sums: the dtype in which gradients are added up.
-    together: who agrees on gradients: "all", the replicas of each "node", or "none".
-    local: steps after which nodes agree on their weights, where they agree on no gradients; 0: never (`training`).
+    together: who agrees on gradients: "all", in one ring or on two "levels"; the replicas of each "node"; or "none".
+        "local" is as "node", and all agree on their weights from time to time (`training`).
     order: of the data: "shuffled", "sorted", or "same", if all replicas read the same.
-    bad: a shard without answers in it, and the share of its minibatches.  left_out: shards that are not read.
+    bad: a shard with broken samples, and the share of its minibatches.
 
-    per_node, in_turn: where ranks sit.  nodes: the numbers of the nodes in use; there is a spare one.
+    nodes, in_turn: where ranks sit: on one node after the other, or dealt out to them in turn.
     slow: a slow device, and how many times as long it takes.  corrupt: a device that computes wrong numbers.
     weak: a node whose link carries less, and what it carries.
     loading: a node that waits for its data, and how many seconds a step.  stuck: a rank that hangs, and how (`step`).
-    saving: seconds of a checkpoint.  patience: seconds after which the watchdog ends a job that waits.
+    saving: seconds of a checkpoint; 0: none is written.
+    patience: seconds after which the watchdog ends a job that waits.
     """
 
     dp: int = 8
@@ -81,13 +87,10 @@ class Job:
     fixed: float | None = None
     sums: torch.dtype = torch.float32
     together: str = "all"
-    local: int = 0
     order: str = "shuffled"
     bad: tuple[int, float] | None = None
-    left_out: int | None = None
-    per_node: int = 2
     in_turn: bool = False
-    nodes: tuple[int, ...] = (0, 1, 2, 3)
+    nodes: int = 4
     between: Link = BETWEEN
     slow: tuple[int, float] | None = None
     corrupt: int | None = None
@@ -111,14 +114,31 @@ class Job:
         fields = {field: value for change in own for field, value in change.fields.items()}
         return replace(self, changes=(), **fields)
 
+    def clocked(self, step: int) -> Job:
+        """What the clock sees at a step: settings that only change what is learned make no other step.
+
+        A checkpoint is part of it only where something hangs. Else it just adds its time.
+        """
+        saves = (step + 1) % CHECKPOINT == 0
+        stuck = self.stuck if saves or (self.stuck and self.stuck[0] == "loader") else None
+        hangs = saves and (stuck or self.saving > self.patience)
+        return self._as_by_default(LEARNED).but(stuck=stuck, saving=self.saving if hangs else 0.0)
+
     @property
-    def is_cut(self) -> bool:
-        """Whether one of its nodes cannot be reached."""
-        return self.weak is not None and self.weak[0] in self.nodes and self.weak[1].bandwidth < 1
+    def trained(self) -> Job:
+        """What the training sees: settings that only change a step's time make no other training."""
+        return self._as_by_default(TIMED)
+
+    def _as_by_default(self, names: Sequence[str]) -> Job:
+        return replace(self, changes=(), **{name: getattr(Job, name) for name in names})
 
     @property
     def world(self) -> int:
         return self.dp * self.pp * self.tp
+
+    @property
+    def per_node(self) -> int:
+        return self.world // self.nodes
 
     @property
     def of_stages(self) -> tuple[int, ...]:
@@ -150,11 +170,12 @@ class Job:
 
     @property
     def configuration(self) -> list[str]:
+        layers = ", ".join(map(str, self.of_stages))
         scale = "that adapts" if self.fixed is None else f"of {self.fixed:,.0f}"
         return [
             f"{self.dp} replicas of {self.pp} x {self.tp} devices (stages x tensor ranks), {self.per_node} on a node",
-            f"{self.samples} samples in a minibatch, {self.micro_batches} micro-batches, layers {self.of_stages}",
-            f"gradients in {self.buckets} messages; a node sends {self.between.bandwidth / 1e6:.2f} MB a second",
+            f"{self.samples} samples in a minibatch, {self.micro_batches} micro-batches, stages of {layers} layers",
+            f"gradients in up to {self.buckets} messages; a node sends {self.between.bandwidth / 1e6:.2f} MB a second",
             f"float16, 32-bit sums and master weights, a loss scale {scale}, a learning rate of {self.rate:g}",
         ]
 
@@ -162,17 +183,16 @@ class Job:
     def pace(self) -> Pace:
         device = {"forward": FORWARD, "backward": BACKWARD, "optimizer": UPDATE, "other": 1.0}
         slow = {rank: self.slow[1] for rank in range(self.world) if self.slow and self.device(rank) == self.slow[0]}
-        weak = {self.nodes.index(self.weak[0]): self.weak[1]} if self.weak and self.weak[0] in self.nodes else {}
-        in_turn = len(self.nodes) if self.in_turn else None
-        return Pace(device, INSIDE, self.between, self.per_node, slow, in_turn, weak)
+        weak = {self.weak[0]: self.weak[1]} if self.weak else {}
+        return Pace(device, INSIDE, self.between, self.per_node, slow, self.nodes if self.in_turn else None, weak)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """A rank's node, as a place in `nodes`, and its number there."""
-        count = len(self.nodes)
-        return (rank % count, rank // count) if self.in_turn else divmod(rank, self.per_node)
+        """A rank's node, and its number there."""
+        return (rank % self.nodes, rank // self.nodes) if self.in_turn else divmod(rank, self.per_node)
 
     def node(self, rank: int) -> int:
-        return self.nodes[self.place(rank)[0]]
+        return self.place(rank)[0]
 
     def device(self, rank: int) -> int:
-        return self.node(rank) * self.per_node + self.place(rank)[1]
+        node, number = self.place(rank)
+        return node * self.per_node + number

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from course_lib.classroom.runs import after_barrier
 from course_lib.classroom.scenarios.jobs.job import ACTIVATIONS, GRADIENTS, Job
+from course_lib.mechanisms.collectives import hierarchical_all_reduce
 from course_lib.mechanisms.mesh import Mesh
 from course_lib.ranks import launch
 from course_lib.ranks.errors import Deadlock, RankFailed, describe_line
@@ -47,15 +48,11 @@ class Step(NamedTuple):
     hung: tuple[Call, ...] = ()
 
 
-def step(job: Job, saves: bool = False) -> Step:
-    """Run a step of a job, once. saves: whether it ends with a checkpoint."""
-    return _run(job, saves)
-
-
 @lru_cache(maxsize=256)
-def _run(job: Job, saves: bool) -> Step:
+def step(job: Job) -> Step:
+    """Run a step of a job. Its last part is a checkpoint, unless that takes 0 seconds."""
     try:
-        run = launch(_step, job.world, (job, saves), pace=job.pace, timeout=60)
+        run = launch(_step, job.world, (job,), pace=job.pace, timeout=60)
     except (Deadlock, RankFailed) as error:
         raised = [describe_line(f"{__file__}:{number}") for number in re.findall(_PLACE, error.details)]
         lines = [row.line if "step.py" in row.line else "".join(raised[-1:]) for row in error.report.rows]
@@ -65,73 +62,60 @@ def _run(job: Job, saves: bool) -> Step:
     return Step(after_barrier(run.timeline))
 
 
-def _step(rank: int, job: Job, saves: bool) -> None:
+def _step(rank: int, job: Job) -> None:
     mesh = Mesh(job.dp, job.pp, job.tp)
     how, where = job.stuck or ("", -1)
-    agreed = _agreeing(rank, job, mesh)
-    dist.barrier()
+    stuck = how if rank == where else ""
+    groups = _agreeing(rank, job, mesh)
     samples, storage = Queue[int](1), Queue[int](1)
-    if (how, where) != ("loader", rank):
+    dist.barrier()
+    if stuck != "loader":
         samples.put(job.samples)
-    else:
-        storage.put(0)
-    with compute("other", work=_loading(job, rank)):
+    with compute("other", work=dict([job.loading or (-1, 0.0)]).get(job.node(rank), 0.0)):
         samples.get(timeout=0)
-    if (how, where) == ("logging", rank):
+    if stuck == "logging":
         mean_loss = torch.zeros(1)
-        dist.all_reduce(mean_loss, group=agreed[0])
-    if (how, where) != ("empty", rank):
-        leaving = _passes(job, mesh, agreed)
-        for work in [Barrier(2, timeout=0)] if job.is_cut else leaving:  # its wait raises: nobody will answer
+        dist.all_reduce(mean_loss, group=groups[0])
+    if stuck != "empty":
+        leaving = _passes(job, mesh, groups)
+        is_cut = job.weak and job.weak[1].bandwidth < 1
+        for work in [Barrier(2, timeout=0)] if is_cut else leaving:  # its wait raises: nobody will answer
             work.wait()
     with compute("optimizer", work=1 / job.pp / job.tp):
         pass
-    if saves and rank == 0:
+    if job.saving and rank == 0:
         if job.saving > job.patience:
             storage.put(1)  # as much as it takes
         with compute("other", work=job.saving):
             storage.put(2, timeout=0)
-    if saves or (how, where) == ("empty", rank):
+    if job.saving:
         dist.broadcast(torch.zeros(1), 0)
     mesh.close()
 
 
-def _loading(job: Job, rank: int) -> float:
-    return job.loading[1] if job.loading and job.loading[0] == job.node(rank) else 0.0
-
-
-def _agreeing(rank: int, job: Job, mesh: Mesh) -> list[dist.ProcessGroup | None]:
+def _agreeing(rank: int, job: Job, mesh: Mesh) -> list[Any]:
     """The groups in which a rank adds up its gradients; on two levels, inside its node and then across nodes."""
     if job.together == "all":
         return [mesh.group("dp")]
     places = list(map(job.place, range(job.world)))
     inside = [other for other, (node, _) in enumerate(places) if node == places[rank][0]]
     across = [other for other, (_, number) in enumerate(places) if number == places[rank][1]]
-    groups = {"none": [[rank]], "node": [inside], "levels": [inside, across]}[job.together]
+    groups = {"none": [[rank]], "levels": [inside, across]}.get(job.together, [inside])
     return [dist.new_group(ranks, use_local_synchronization=True) for ranks in groups]
 
 
-def _on_two_levels(gradients: torch.Tensor, inside: Any, across: Any) -> None:
-    """Add up inside a node; each of its ranks adds up its part with those of other nodes; all get all parts."""
-    parts = list(gradients.chunk(dist.get_world_size(inside)))
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=inside)
-    dist.all_reduce(own, group=across)
-    dist.all_gather(parts, own, group=inside)
-
-
-def _passes(job: Job, mesh: Mesh, agreed: list[dist.ProcessGroup | None]) -> list[Any]:
+def _passes(job: Job, mesh: Mesh, groups: list[Any]) -> list[Any]:
     """Forward and backward passes of all micro-batches; the messages that are still on their way."""
-    stage, pipeline, leaving, late = mesh.rank("pp"), mesh.group("pp"), list[Any](), list[int]()
+    stage, pipeline, leaving = mesh.rank("pp"), mesh.group("pp"), list[Any]()
     hidden = torch.zeros(int(ACTIVATIONS * job.micro_batch), dtype=torch.uint8)
     arriving = torch.empty_like(hidden)
 
     def send_gradients(layers: int) -> None:
         gradients = torch.zeros(layers * GRADIENTS // job.tp, dtype=job.sums)
-        if len(agreed) == 2:
-            _on_two_levels(gradients, *agreed)
+        if len(groups) == 2:
+            hierarchical_all_reduce(gradients, *groups)
         else:
-            leaving.append(dist.all_reduce(gradients, group=agreed[0], async_op=True))
+            leaving.append(dist.all_reduce(gradients, group=groups[0], async_op=True))
 
     for action in job.schedule.actions[stage]:
         kind, way = ("forward", 1) if action.op == "F" else ("backward", -1)
@@ -147,11 +131,9 @@ def _passes(job: Job, mesh: Mesh, agreed: list[dist.ProcessGroup | None]) -> lis
                     dist.all_reduce(hidden, group=mesh.group("tp"))
             if is_last and job.overlap:
                 send_gradients(size)
-            elif is_last:
-                late.append(size)
         if 0 <= target < job.pp:
             leaving.append(dist.isend(hidden, group=pipeline, group_dst=target))
-    for size in late:
+    for size in [] if job.overlap else _buckets(job, stage):
         send_gradients(size)
     return leaving
 

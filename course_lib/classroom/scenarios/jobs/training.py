@@ -1,6 +1,6 @@
 """The training of a job: a small model is really trained, with the job's replicas, minibatch, recipe and data.
 
-All replicas train in one process, side by side in tensors with a row for each, in mixed precision:
+All replicas train in one process, side by side in tensors with a row for each that differs, in mixed precision:
 
     weights in float16 -> loss of each replica -> gradients x scale, in float16 -> added up -> / scale -> AdamW
 
@@ -9,13 +9,13 @@ One step of this training stands for all steps between two reports of the job.
 
 from __future__ import annotations
 
-from functools import cache, reduce
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.adamw import adamw
 
@@ -26,13 +26,16 @@ from course_lib.mechanisms.loss_scaling import LossScaler
 from course_lib.model import TinyGPT
 
 GROWTH = 40  # good steps after which the scale grows: few, since a short training stands for a long one
+LOCAL = 10  # steps between two outer ones
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of Douillard et al. 2023, DiLoCo: Nesterov over the replicas' mean progress
 BROKEN = 2.0**10  # the weight of samples in a broken shard, where 1 is right
 WRONG, LANES = -16, 3  # a stuck sign and a stuck exponent bit, in every third number
+KEPT = 600  # steps that are not trained again: what nights have in common is trained once
 
 
-class State(NamedTuple):
-    """What a checkpoint holds. Tensors have a row for each replica.
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a checkpoint holds. Tensors have a row for each group of equal replicas.
 
     anchor, speed: the weights on which nodes agreed last, and the outer optimizer's momentum, for local steps.
     """
@@ -46,11 +49,18 @@ class State(NamedTuple):
     scale: float
     good: int
 
+    def rows(self, count: int) -> State:
+        """The same with so many rows, if it has fewer."""
+        parts = (self.weights, self.mean, self.square, self.anchor, self.speed)
+        weights, mean, square, anchor, speed = (_spread(part, count) for part in parts)
+        return State(weights, mean, square, self.updates, anchor, speed, self.scale, self.good)
+
 
 class Learned(NamedTuple):
     """One step's report. loss: the replicas' mean.  norm: of the gradient that replica 0 applied.
 
     own: each replica's gradient norm before any sum.  scale: of the loss.  is_skipped: whether there was no update.
+    moved: the size of replica 0's update, as a share of its weights.
     """
 
     loss: float
@@ -58,6 +68,7 @@ class Learned(NamedTuple):
     own: list[float]
     scale: float
     is_skipped: bool
+    moved: float
 
 
 @cache
@@ -65,50 +76,48 @@ def _model() -> TinyGPT:
     return TinyGPT(SMALL)
 
 
-def begin(job: Job) -> State:
-    weights = flat(_model().parameters()).repeat(job.dp, 1)
+@cache
+def begin() -> State:
+    weights = flat(_model().parameters())[None]
     zeros = torch.zeros_like(weights)
     return State(weights, zeros, zeros, torch.zeros(()), weights, zeros, 2.0**16, 0)
 
 
-def once(state: State) -> State:
-    """The state in an eighth of the memory, if it is that of equal replicas."""
-    rows = (state.weights, state.mean, state.square, state.anchor, state.speed)
-    if not all((part == part[:1]).all() for part in rows):
-        return state
-    weights, mean, square, anchor, speed = (part[:1].clone().expand_as(part) for part in rows)
-    return State(weights, mean, square, state.updates, anchor, speed, state.scale, state.good)
-
-
+@lru_cache(maxsize=KEPT)
 def advance(state: State, job: Job, step: int) -> tuple[State, Learned]:
     """Take one step by the job's recipe."""
     scaler = LossScaler(job.fixed or state.scale, job.fixed is None, GROWTH)
     scaler.finite_in_a_row = state.good
     sent, losses = gradients(state, job, minibatch(job, step), scaler.scale_factor)
-    mean = torch.cat([_mean(sent[rows].to(job.sums), job.micro_batches) for rows in _groups(job)]).float()
+    groups = sent.to(job.sums).unflatten(0, (_groups(job), -1))
+    state = state.rows(len(groups))
     weights = state.weights.clone()
-    weights.grad = mean
+    weights.grad = _spread(torch.stack([_mean(group, job.micro_batches) for group in groups]).float(), len(weights))
     scale = scaler.scale_factor
     is_finite = scaler.unscale_and_update([weights])
     norms = (sent.float().norm(dim=1) / scale).tolist()
-    report = Learned(losses.mean().item(), mean[0].norm().item(), norms, scale, not is_finite)
-    after = _update(state, job, mean) if is_finite else state
-    if job.local and (step + 1) % job.local == 0:
+    after = _update(state, job, weights.grad) if is_finite else state
+    moved = ((after.weights[0] - weights[0]).norm() / weights[0].norm()).item()
+    report = Learned(losses.mean().item(), weights.grad[0].norm().item(), norms, scale, not is_finite, moved)
+    if agrees_on_weights(job, step):
         after = _agree(after)
-    return after._replace(scale=scaler.scale_factor, good=scaler.finite_in_a_row), report
+    return replace(after, scale=scaler.scale_factor, good=scaler.finite_in_a_row), report
 
 
 def gradients(state: State, job: Job, batch: tuple[Tensor, ...], scale: float) -> tuple[Tensor, Tensor]:
     """What each replica's device computes of its share: the gradient, scaled and in 16 bits, and the loss."""
+    inputs, targets, weight = batch
+    weights = _spread(state.weights.half().float(), job.dp).requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):
-        gradient, (_, loss) = vmap(grad_and_value(_weighted_loss, has_aux=True))(state.weights.half().float(), *batch)
+        losses = vmap(_loss)(weights, inputs, targets)
+    (gradient,) = torch.autograd.grad(weight @ losses, weights)
     sent = (gradient * scale).half()
-    for replica in range(job.dp):
-        if job.corrupt in [job.device(replica * job.pp * job.tp + part) for part in range(job.pp * job.tp)]:
-            sent[replica, ::LANES] *= WRONG
-    return sent, loss
+    if job.corrupt is not None:
+        sent[job.corrupt // (job.pp * job.tp), ::LANES] *= WRONG
+    return sent, losses.detach()
 
 
+@lru_cache(maxsize=KEPT)
 def held_out(state: State) -> float:
     """Replica 0's loss on problems that are never trained on."""
     with torch.no_grad():
@@ -125,7 +134,7 @@ def minibatch(job: Job, step: int) -> tuple[Tensor, ...]:
     if job.order == "same":
         drawn = drawn[:1].expand(shape)
     weight = torch.ones(job.dp)
-    if job.bad and job.bad[0] != job.left_out and torch.rand((), generator=random) < job.bad[1]:
+    if job.bad and torch.rand((), generator=random) < job.bad[1]:
         weight[job.bad[0]] = BROKEN
     return inputs[drawn], targets[drawn], weight
 
@@ -138,27 +147,26 @@ def _problems() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 
 def _loss(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss on the answers, as `data.answer_loss` has it, in operations that `vmap` knows."""
     shapes = {name: weight.shape for name, weight in _model().named_parameters()}
-    ends = [0, *torch.tensor([shape.numel() for shape in shapes.values()]).cumsum(0).tolist()]
-    parts = (weights[a:b] for a, b in pairwise(ends))
+    parts = weights.split([shape.numel() for shape in shapes.values()])
     named = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-    return data.answer_loss(functional_call(_model(), named, (inputs,)), targets)
+    likely = functional_call(_model(), named, (inputs,))[:, -data.ANSWER :].log_softmax(-1)
+    return -likely.gather(-1, targets[:, -data.ANSWER :, None]).mean()
 
 
-def _weighted_loss(weights: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    loss = _loss(weights, inputs, targets)
-    return weight * loss, loss
+def _groups(job: Job) -> int:
+    """The number of groups of replicas that agree on their gradients."""
+    return min({"node": job.nodes, "local": job.nodes, "none": job.dp}.get(job.together, 1), job.dp)
 
 
-def _groups(job: Job) -> list[slice]:
-    """The replicas that agree on their gradients."""
-    size = {"all": job.dp, "levels": job.dp, "none": 1, "node": max(job.dp // len(job.nodes), 1)}[job.together]
-    return [slice(first, first + size) for first in range(0, job.dp, size)]
+def _spread(rows: Tensor, count: int) -> Tensor:
+    return rows.repeat_interleave(max(count // len(rows), 1), 0)
 
 
 def _mean(gradients: Tensor, micro_batches: int) -> Tensor:
-    """The mean over rows, in every row: all micro-batches are added up, one by one as a ring does, and then divided."""
-    return (reduce(torch.add, gradients * micro_batches) / (micro_batches * len(gradients))).expand_as(gradients)
+    """The mean over rows: all micro-batches are added up, one by one as a ring does, and then divided."""
+    return reduce(torch.add, gradients * micro_batches) / (micro_batches * len(gradients))
 
 
 def _update(state: State, job: Job, gradient: Tensor) -> State:
@@ -169,7 +177,11 @@ def _update(state: State, job: Job, gradient: Tensor) -> State:
         [weights], [gradient.to(kept)], [mean], [square], [], [updates],
         amsgrad=False, beta1=0.9, beta2=0.99, lr=job.rate, weight_decay=0.01, eps=1e-8, maximize=False,
     )  # fmt: skip
-    return state._replace(weights=weights.float(), mean=mean.float(), square=square.float(), updates=updates)
+    return replace(state, weights=weights.float(), mean=mean.float(), square=square.float(), updates=updates)
+
+
+def agrees_on_weights(job: Job, step: int) -> bool:
+    return job.together == "local" and (step + 1) % LOCAL == 0
 
 
 def _agree(state: State) -> State:
@@ -177,4 +189,4 @@ def _agree(state: State) -> State:
     progress = (state.anchor - state.weights).mean(0, keepdim=True).expand_as(state.weights)
     speed = OUTER_MOMENTUM * state.speed + progress
     weights = state.anchor - OUTER_RATE * (progress + OUTER_MOMENTUM * speed)
-    return state._replace(weights=weights, anchor=weights, speed=speed)
+    return replace(state, weights=weights, anchor=weights, speed=speed)
