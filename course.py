@@ -8,6 +8,8 @@
     python3 course.py progress          show what you have answered and solved, and how it went
     python3 course.py hand-out FOLDER   make a copy for students, without solutions
     python3 course.py build [NAME ...]  make notebooks, exercises and solutions from lessons/
+    python3 course.py site [FOLDER]     make pages for the web, which need no installation
+    python3 course.py serve [FOLDER]    show them on this machine
     python3 course.py bench [NAME ...]  compare with what you would use instead, and print the tables
 
 The first time it makes .venv beside this file and installs the exact versions of requirements.lock
@@ -69,7 +71,7 @@ def main() -> int:
     arguments = parse(sys.argv[1:])
     if complaint := unsupported(sys.version_info[:2]):
         stop(complaint)
-    if arguments.run in (test, build, bench, hand_out) and not (ROOT / "tests").is_dir():
+    if arguments.run in (test, build, site, bench, hand_out) and not (ROOT / "tests").is_dir():
         stop("This copy of the course is for students: it came without tests and solutions.")
     try:
         return arguments.run(arguments)
@@ -175,12 +177,14 @@ def test_steps() -> dict[str, list[str]]:
 
 
 def progress(arguments: argparse.Namespace) -> int:
-    """Show which questions you have answered and which exercises you have solved, and how it went."""
+    """Show which questions you have answered and which exercises you have solved, how it went, and what comes next."""
     # It needs only the standard library, so it works before .venv is made.
     os.environ.setdefault("COURSE_STATE", str(STATE))
     importlib.import_module("lessons")  # it says where its rooms are
     answers = importlib.import_module("course_lib.classroom.progress")
-    return answers.show(ROOT / "exercises")
+    answers.show(ROOT / "exercises")
+    importlib.import_module("lessons.site.net").advise()
+    return 0
 
 
 def hand_out(arguments: argparse.Namespace) -> int:
@@ -210,6 +214,22 @@ def build(arguments: argparse.Namespace) -> int:
     return run("lessons/build.py", *(f"--{flag}" for flag in flags), *arguments.names)
 
 
+def site(arguments: argparse.Namespace) -> int:
+    """Make a folder of pages that open from any web server, and from a disk; names after it choose lessons."""
+    prepare("authors")
+    os.environ["COURSE_STATE"] = str(STATE / "build")
+    folder, *names = arguments.names or ["site"]
+    return run("-m", "lessons.site", str(Path(folder).resolve()), *names)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Show the pages that `site` has made, on this machine alone."""
+    folder, *_ = arguments.names or ["site"]
+    prepare()
+    print("To end it, press Ctrl-C here.", flush=True)
+    return run("-m", "http.server", "--bind", "127.0.0.1", "--directory", str(Path(folder).resolve()))
+
+
 def bench(arguments: argparse.Namespace) -> int:
     """Run the benchmarks, or only those you name; each one prints a table."""
     scripts = {path.stem: [str(path)] for path in sorted((ROOT / "benchmarks").glob("[!_]*.py"))}
@@ -232,6 +252,8 @@ COMMANDS = {
     "progress": (progress, None),
     "hand-out": (hand_out, "FOLDER"),
     "build": (build, "NAME"),
+    "site": (site, "FOLDER"),
+    "serve": (serve, "FOLDER"),
     "bench": (bench, "NAME"),
 }
 

@@ -69,8 +69,7 @@ def _short(answer: Any) -> str:
     return text if len(text) <= LONGEST_ANSWER else f"{text[: LONGEST_ANSWER - 1]}…"
 
 
-def show(exercises: Path) -> int:
+def show(exercises: Path) -> None:
     """Print the table, for course.py."""
     print(table(notes(), exercises))
     print(f"\nKept in {folder() / FILE}. To begin anew, give this file another name.")
-    return 0

@@ -193,6 +193,15 @@ launch(swap, world_size=2).results
 #
 # ## Where to go next
 #
+# This is what leads to what. Each box is an idea, with the lesson that teaches it and the questions about it; it shows
+# how many of them you have answered. `python3 course.py progress` names the next three.
+
+# %% tags=["nbval-ignore-output"]
+from lessons.site import net
+
+net.Map()
+
+# %% [markdown]
 # - **[One machine is not enough](01_one_machine_is_not_enough.ipynb)**, the first lesson: where the memory and the time
 #   of a training go, until a single device has too little of both. It needs no ranks.
 # - **[Data parallelism](02_data_parallelism.ipynb)**, the first lesson with ranks: four of them train one model

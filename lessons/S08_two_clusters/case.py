@@ -40,7 +40,8 @@ def _scale(way: str) -> Outcome:
     said = "; ".join(
         f"{name}: {len(runs[name])} reports, a held-out loss of {loss:.2f}" for name, loss in ended.items()
     )
-    losses = loss_curves({name: [one.learned.loss for one in run] for name, run in runs.items()}, title="The loss")
+    drawn = dict.fromkeys([way, min(ended, key=lambda name: ended[name])])
+    losses = loss_curves({name: [one.learned.loss for one in runs[name]] for name in drawn}, title="The loss")
     return Outcome(ended[way] <= min(ended.values()) + 0.02, f"In six hours, {said}.", pictures=(losses,))
 
 

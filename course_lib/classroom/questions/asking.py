@@ -61,11 +61,13 @@ def number(
     return make
 
 
-def ordering(execute: Callable[..., Outcome]) -> MakeForm:
+def ordering(execute: Callable[..., Outcome], worker: Callable[[str], int] = lambda event: 0) -> MakeForm:
+    """Make an order. worker: who does an event; what workers do at a time may stand in any order."""
+
     def make(page: Page, case: Any) -> Ordering:
         texts = page.only("events", "why")
         events = {event.partition(":")[0]: event for event in items(texts["events"])}
-        return Ordering(events, _told(page, "", _with(case, execute)), texts["why"])
+        return Ordering(events, _told(page, "", _with(case, execute)), texts["why"], worker)
 
     return make
 

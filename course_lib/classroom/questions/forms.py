@@ -121,11 +121,13 @@ class Ordering:
 
     events: the text of each event by its name, in the order in which they are shown at first.
     why: the rule that a right order respects. An outcome may have a meaning of its own, below what happened.
+    worker: who does an event; what comes of an order depends on each worker's own events alone.
     """
 
     events: dict[str, str]
     execute: Callable[[tuple[str, ...]], Outcome]
     why: str
+    worker: Callable[[str], int] = lambda event: 0
 
     @property
     def lines(self) -> list[str]:

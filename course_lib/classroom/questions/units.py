@@ -44,7 +44,7 @@ _MIB = (
     "Close: you counted in powers of 1024 where a thousand is meant, or the other way around. 1 MB is a million "
     "bytes, 1 MiB is 1,048,576."
 )
-_USUAL = {
+USUAL = {
     BYTES.name: [
         *(Slip(factor, _BITS) for factor in (8, 1 / 8)),
         *(Slip(1.024**power, _MIB) for power in (-3, -2, -1, 1, 2, 3)),
@@ -78,7 +78,7 @@ def parse(text: str, quantity: Quantity) -> float:
 
 def explain(given: float, true: float, quantity: Quantity, slips: tuple[Slip, ...], tolerance: float) -> str:
     """The slip that leads from the true value to the given one; "" if no known one does."""
-    for slip in (*slips, *_USUAL.get(quantity.name, [])):
+    for slip in (*slips, *USUAL.get(quantity.name, [])):
         if is_close(given, true * slip.factor, tolerance):
             return slip.text
     return ""

@@ -100,7 +100,7 @@ class Explorer:
     def __init__(
         self, controls: Sequence[Any], look: Callable[..., Iterable[View]], heights: tuple[int, int] = (0, 0)
     ) -> None:
-        self.controls, self._look = list(controls), look
+        self.controls, self.look = list(controls), look
         self._views: Iterator[View] = iter(())  # views to come
         self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
         self._places = self.beside, self.below
@@ -193,7 +193,7 @@ class Explorer:
 
     def _all_views(self) -> Iterator[View]:
         """The views of `look`, which runs with the first one."""
-        yield from self._look(*[control.value for control in self.controls])
+        yield from self.look(*[control.value for control in self.controls])
 
     def _look_further(self, which: str = "next") -> bool:
         """Make the next view; return whether there was one."""

@@ -90,14 +90,14 @@ def test_a_stop_ends_a_run_in_the_middle_and_the_next_move_works(pieces: Pieces)
         time.sleep(10)
         raise AssertionError("nobody stopped it")
 
-    pieces.explorer._look = interrupted
+    pieces.explorer.look = interrupted
     with handled(signal.SIG_IGN):  # as between messages
         pieces.number.value = 3
     assert "Stopped. Move a control to go on." in pieces.explorer.sentences.value
     assert pieces.now == ("", 0.0)
     assert pieces.number.value == 1  # what the picture shows
     assert not is_dimmed(pieces)
-    pieces.explorer._look = pieces.look
+    pieces.explorer.look = pieces.look
     pieces.number.value = 2
     assert "number 2" in pieces.explorer.sentences.value
 
@@ -171,7 +171,7 @@ def test_what_is_running_is_said_before_it_runs(pieces: Pieces) -> None:
         said.append(pieces.now[0])
         return pieces.look(number, more)
 
-    pieces.explorer._look = look
+    pieces.explorer.look = look
     pieces.number.value = 2
     assert said == ["Running"]
 
@@ -187,12 +187,12 @@ def test_what_goes_wrong_is_said_in_place_of_a_dimmed_picture_and_the_next_move_
         seen.append(is_dimmed(pieces))
         raise Deadlock("Nobody can move: 0 waits for <1>.")
 
-    look, pieces.explorer._look = pieces.explorer._look, fail
+    look, pieces.explorer.look = pieces.explorer.look, fail
     pieces.number.value = 2
     assert seen == [True] and is_dimmed(pieces) and pieces.number.value == 2
     assert "role='alert'" in pieces.explorer.sentences.value
     assert "Nobody can move: 0 waits for &lt;1&gt;." in pieces.explorer.sentences.value
-    pieces.explorer._look = look
+    pieces.explorer.look = look
     pieces.number.value = 3
     assert not is_dimmed(pieces)
     assert "number 3" in pieces.explorer.sentences.value
