@@ -198,5 +198,6 @@ def _initialize(model: TinyGPT, seed: int) -> None:
         scale = parameter.shape[1] ** -0.5
         if name.endswith(("attention.out.weight", "mlp.down.weight")):
             scale /= (2 * model.config.layers) ** 0.5
-        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
+        place = "meta" if parameter.is_meta else "cpu"
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device=place)
         parameter.copy_(scale * drawn)

@@ -110,6 +110,8 @@ def read(source: Path) -> NotebookNode:
         cell.id = hashlib.sha256(f"{text}\n{seen[text]}".encode()).hexdigest()[:12]
         for key in [key for key in cell.metadata if key.startswith("lines_to_")]:  # jupytext's own notes
             del cell.metadata[key]
+        if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
+            cell.metadata.collapsed = True  # as JupyterLab would add when it saves
         if "nbgrader" in cell.metadata:
             cell.metadata.nbgrader = nbformat.from_dict({**NBGRADER, **cell.metadata.nbgrader})
     return notebook

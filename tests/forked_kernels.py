@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+_DIGITS = 16  # of a process id on its way
 
 
 def kernel_in_our_place(address: str, *arguments: str) -> int:
@@ -30,6 +31,8 @@ def kernel_in_our_place(address: str, *arguments: str) -> int:
         server.connect(address)
         request = json.dumps([arguments, os.getcwd(), dict(os.environ), os.getpid()])
         socket.send_fds(server, [request.encode() + b"\n"], [0, 1, 2])
+        kernel = int(server.recv(_DIGITS, socket.MSG_WAITALL))
+        signal.signal(signal.SIGINT, lambda *_: os.kill(kernel, signal.SIGINT))  # the Stop button
         return 0 if server.recv(1) else 1
 
 
@@ -69,6 +72,7 @@ def take_the_place_of(asking: socket.socket) -> list[str]:
         os.dup2(file, place)
         os.close(file)
     own, os.getpid = os.getpid(), lambda: process  # the server knows by it whose widgets a reloaded page may show
+    asking.sendall(f"{own:{_DIGITS}}".encode())
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)

@@ -46,7 +46,8 @@ def projected(cell: dict[str, Any], above: dict[str, Any] | None) -> list[dict[s
     """
     if cell["cell_type"] == "code":
         folds = {**cell["metadata"].get("jupyter", {}), "outputs_hidden": False}  # results come when it is run
-        return [{**cell, "metadata": {**cell["metadata"], "jupyter": folds}, "outputs": [], "execution_count": None}]
+        metadata = {**cell["metadata"], "collapsed": False, "jupyter": folds}
+        return [{**cell, "metadata": metadata, "outputs": [], "execution_count": None}]
     parts = []
     for number, text in enumerate(re.split(r"^(##+ .*)$", "".join(cell["source"]), flags=re.MULTILINE)):
         if number == 0 and text.strip() and above and above.get("outputs"):

@@ -327,7 +327,7 @@ print("as far as float32:", abs(in_16 / in_32 - 1) < 0.1)
 # Half the bytes, and it learns as well. (What is not halved are the few bytes that count samples.) But do not expect it
 # to be faster here: a small model waits for Python most of the time, your CPU does with 16 bits what you have measured
 # in section 1, and ranks in one computer have no slow cable between them. On a GPU it saves time, too. We measured one
-# step of the course's own model on an H200 (85 million parameters in 12 layers, 16 sequences of 512 tokens; PyTorch
+# step of the course's own model on an H200 (98 million parameters in 12 layers, 16 sequences of 512 tokens; PyTorch
 # 2.11; `benchmarks/mixed_precision.py` repeats it on yours): 117.6 ms and 6.4 GiB in float32, 31.2 ms and 4.4 GiB in
 # bfloat16 with master weights. `torch.autocast` took 32.4 ms and 5.1 GiB: its weights stay in 32 bits.
 #
