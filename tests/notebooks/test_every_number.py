@@ -83,9 +83,9 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "remember and add up in 32.": FORMATS,
         "and a scale of 8 was enough (section 3.2 and figure 3)": MICIKEVICIUS,
         "Their large language model diverged late, after 300,000 steps, and needed a scale of 128.": MICIKEVICIUS,
-        "We measured one step of the course's own model on an H200 (98 million parameters in 12 layers, 16 sequences of 512 "
-        "tokens; PyTorch 2.11; `benchmarks/mixed_precision.py` repeats it on yours): 117.6 ms and 6.4 GiB in float32, 31.2 "
-        "ms and 4.4 GiB in bfloat16 with master weights.": H200,
+        "We measured one step of the course's own model on an H200 (98 million parameters in 12 layers, 16 sequences "
+        "of 512 tokens; PyTorch 2.11; `benchmarks/mixed_precision.py` repeats it on yours): 117.6 ms and 6.4 GiB in "
+        "float32, 31.2 ms and 4.4 GiB in bfloat16 with master weights.": H200,
         "`torch.autocast` took 32.4 ms and 5.1 GiB": H200,
         "(2025; 12 billion parameters, 10 trillion tokens) multiplies E2M1, with a scale for each 1 x 16 numbers, or "
         "16 x 16 weights. About 16% of the linear layers stay in bfloat16": NVFP4,
