@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -66,32 +67,14 @@ def test_its_name_changes_with_them(monkeypatch: pytest.MonkeyPatch, file: str) 
     assert card("Q4").key != before
 
 
-class Pool:
-    """In place of a pool of processes: it notes what it should run."""
-
-    asked: list[widgets.Widget]
-
-    def __init__(self, *_: object) -> None:
-        """Start nothing."""
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Have nothing to end."""
-
-    def map(self, _: object, asked: list[widgets.Widget]) -> list[widgets.Widget]:
-        Pool.asked = asked
-        return asked
-
-
 def test_what_was_run_once_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packs, "CACHE", tmp_path)
-    monkeypatch.setattr(packs, "ProcessPoolExecutor", Pool)
+    asked: list[widgets.Widget] = []
+    monkeypatch.setattr(packs, "begin", lambda share: SimpleNamespace(wait=lambda: asked.extend(share)))
     known = card("Q11")
     packs.gather(known)
     packs.gather_all([known, card("Q4"), card("Q4")])
-    assert Pool.asked == [card("Q4")]
+    assert asked == [card("Q4")]
     kept = (tmp_path / known.key).read_bytes()
     packs.gather(known)
     assert (tmp_path / known.key).read_bytes() == kept  # the same bytes each time
