@@ -34,8 +34,15 @@ def start_method(uses_gpu: bool = False) -> str:
 
 
 def warm_up() -> None:
+    """Start the fork server, unless this process is somebody's child, a rank for instance, which may never need it."""
+    is_beginning = getattr(multiprocessing.current_process(), "_inheriting", False)  # a child that imports its script
+    if multiprocessing.parent_process() is None and not is_beginning:
+        start()
+
+
+def start() -> None:
     """Start the fork server if it does not run yet, and return at once, while it imports torch."""
-    if start_method() != "forkserver" or multiprocessing.parent_process() is not None:
+    if start_method() != "forkserver":
         return
     from multiprocessing import forkserver, resource_tracker
 

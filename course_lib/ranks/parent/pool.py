@@ -103,7 +103,7 @@ class Pool:
 
     def _start_missing(self) -> None:
         if len(self.started) < self.world_size:
-            fork_server.warm_up()
+            fork_server.start()
             with fork_server.no_main_module():
                 for rank in range(len(self.started), self.world_size):
                     self.started.append(self._start_worker(rank))
