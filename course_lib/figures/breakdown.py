@@ -71,9 +71,9 @@ def lost_time(runs: Mapping[str, Timeline], width: int = 800, title: str | None 
 
 def _summary(runs: Mapping[str, Timeline], shares: Mapping[str, Shares]) -> str:
     worst = min(shares, key=lambda name: shares[name]["compute"])
-    most = "Most time is lost with " if len(runs) > 1 else ""
+    most = ", the most of all these runs" if len(runs) > 1 else ""
     lost = percent(1 - shares[worst]["compute"])
     return (
-        f"{most}{worst} ({runs[worst].origin}): {lost} of the time is not spent computing, "
+        f"{worst} ({runs[worst].origin}): {lost} of the time is not spent computing{most}, "
         f"and the largest part of that is {largest_loss(shares[worst])}."
     )

@@ -55,6 +55,13 @@ class Axis:
         title = f"{what} ({name})" + f"; {longer}" * bool(longer)
         return cls(title, 0, room * most / size, ticks(most / size, count)), size
 
+    @classmethod
+    def around(cls, title: str, values: Sequence[float], count: int) -> Axis:
+        """An axis of about `count` round steps from just below the lowest value to just above the highest."""
+        step = ticks(max(max(values) - min(values), 0.1), count)[1]
+        marks = [step * n for n in range(math.floor(min(values) / step), math.ceil(max(values) / step + 1e-9) + 1)]
+        return cls(title, marks[0], marks[-1], marks)
+
     def share(self, value: float) -> float:
         """The place of a value along the axis, 0 to 1."""
         if self.is_log:

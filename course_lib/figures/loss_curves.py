@@ -29,9 +29,8 @@ def loss_curves(
         raise ValueError('curves has no loss in it; give at least one, for instance {"float32": [2.8, 2.7]}')
     steps = steps or max(map(len, curves.values()))
     losses = [loss for curve in drawn.values() for loss in curve]
-    marks = _marks(min(losses), max(losses))
     across = Axis("step", 0, max(steps, 1), ticks(steps, 8))
-    up = Axis("loss", marks[0], marks[-1], marks)
+    up = Axis.around("loss", losses, 5)
     looks = lines_of(drawn)
     ends = [len(curve) for curve in drawn.values()]
     lines = [
@@ -84,9 +83,3 @@ def _line(name: str, finite: Sequence[float], losses: Sequence[float], look: Lin
     words = None if math.isfinite(losses[-1]) else reason
     points[-1] = points[-1]._replace(tip=f"{name} {_in_words(losses)}", words=words)
     return Curve(name, points, look)
-
-
-def _marks(low: float, high: float) -> list[float]:
-    """Round numbers from just below the lowest loss to just above the highest."""
-    step = ticks(max(high - low, 0.1), 5)[1]
-    return [step * count for count in range(math.floor(low / step), math.ceil(high / step + 1e-9) + 1)]

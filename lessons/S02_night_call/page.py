@@ -6,10 +6,11 @@
 # **You need:** the lessons on [data parallelism](../02_data_parallelism.ipynb) and
 # [mixed precision](../07_mixed_precision.ipynb).
 #
-# The phone rings. Job 4711 trains a language model on eight devices in four nodes of two: eight replicas, a minibatch
-# of 64 samples, gradients in eight messages, float16 with 32-bit master weights, and a loss scale that adapts. It began
-# at 22:00 and writes a checkpoint every ten reports. A fifth node stands by. Until somebody else looks at it, in the
-# evening, every minute in which it stands still, is slow, or learns something wrong is yours.
+# The phone rings. Job 4711 trains a language model on eight devices in four nodes of two: eight replicas, gradients in
+# eight messages, float16 with 32-bit master weights, and a loss scale that adapts. Its minibatch, its learning rate and
+# the speed of its devices and links stand in the plan below; another night has others. It began at 22:00 and writes a
+# checkpoint every ten reports. A fifth node stands by. Until somebody else looks at it, in the evening, every minute in
+# which it stands still, is slow, or learns something wrong is yours.
 #
 # Its devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand, and its clock
 # is computed. Each report covers ten steps, and its time has a **jitter** of about 1%, which a seed draws. What it

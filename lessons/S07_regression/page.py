@@ -5,10 +5,10 @@
 # **Time:** 25 minutes.<br>
 # **You need:** the lesson on [combining mechanisms](../08_combining_mechanisms.ipynb).
 #
-# A job runs on four nodes of two devices. It has two replicas of two stages of two tensor ranks, a minibatch of 64
-# samples, and eight micro-batches for each replica. Today the cluster was upgraded while the job went on. Since some
-# time it has been slower. Several people have changed several things meanwhile. All of them say that theirs cannot be
-# it, and not all of them have written down what they did.
+# A job runs on four nodes of two devices. It has two replicas of two stages of two tensor ranks, and eight
+# micro-batches for each replica. Today the cluster was upgraded while the job went on. Since some time it has been
+# slower. Several people have changed several things meanwhile. All of them say that theirs cannot be it, and not all of
+# them have written down what they did.
 #
 # Its devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand. The time of a
 # report has a **jitter** of about 1%. What it learns is **measured**, on a small model.

@@ -7,8 +7,8 @@
 # [mixed precision](../07_mixed_precision.ipynb).
 #
 # One cluster is too small for the next model, and so is the other. They are four thousand kilometers apart. A message
-# takes twenty milliseconds on the way. The plan: four replicas in each, a minibatch of 64 samples, and gradients in
-# four messages, since every message pays for the way. For some hours the job went as planned.
+# takes twenty milliseconds on the way. The plan: four replicas in each, and gradients in four messages, since every
+# message pays for the way. For some hours the job went as planned.
 #
 # Its devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand, and a report's
 # time has a **jitter** of about 1%. What it learns is **measured**, on a small model that is trained in the same way.

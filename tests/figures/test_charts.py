@@ -94,7 +94,7 @@ def test_a_wait_looks_as_it_does_in_a_timeline() -> None:
 
 def test_the_sentence_names_the_worst_bar_and_its_largest_loss() -> None:
     assert lost_time(RUNS).summary == (
-        "Most time is lost with 8 ranks (measured): 60% of the time is not spent computing, "
+        "8 ranks (measured): 60% of the time is not spent computing, the most of all these runs, "
         "and the largest part of that is communication not hidden, 30%."
     )
     assert lost_time({"4 ranks": FOUR}).summary.startswith("4 ranks (measured): 40% of the time")

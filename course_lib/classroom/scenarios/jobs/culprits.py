@@ -69,23 +69,23 @@ CULPRITS = {
     ),
     "link": Culprit("slow", ("profile", "links"), "cable", "weak", _weaker, (1.0, 0.5)),
     "loader": Culprit(
-        "slow", PROFILE, "node", "loading", lambda r, job: (_node(r, job), r.uniform(0.8, 3.0)), (1.0, 0.6)
+        "slow", PROFILE, "node", "loading", lambda r, job: (_node(r, job), r.uniform(27, 100) * job.forward), (1.0, 0.6)
     ),
     "buckets": Culprit("slow", PROFILE, "setting", "buckets", _any(1, 2)),
     "overlap": Culprit("slow", PROFILE, "setting", "overlap", _any(False)),
     "few": Culprit("slow", PROFILE, "setting", "micro_batches", _any(2, 4)),
     "uneven": Culprit("slow", PROFILE, "setting", "layers", _any((9, 7), (10, 6), (7, 9), (6, 10))),
-    "in_turn": Culprit("slow", ("placement",), "setting", "in_turn", _any(True)),
+    "in_turn": Culprit("slow", PROFILE, "setting", "in_turn", _any(True)),
     "data": Culprit("learns", TWICE, "shard", "bad", lambda r, job: (r.randrange(job.dp), r.uniform(0.3, 0.6))),
     "corrupt": Culprit("learns", TWICE, "card", "corrupt", _device, (1.0, 0.7)),
     "apart": Culprit("learns", ("replicas",), "setting", "together", _any("none", "node")),
     "sorted": Culprit("learns", ("samples",), "setting", "order", _any("sorted")),
     "same": Culprit("learns", ("samples",), "setting", "order", _any("same")),
-    "scale": Culprit("learns", ("updates",), "setting", "fixed", _any(2.0**17, 2.0**18)),
-    "kept": Culprit("breaks", (), "setting", "master_weights", _any(False)),
+    "scale": Culprit("learns", ("updates",), "setting", "fixed", _any(1.25 * 2**16, 1.5 * 2**16, 2.0**17)),
+    "kept": Culprit("breaks", PROFILE, "setting", "master_weights", _any(False)),
     "sums": Culprit("learns", ("profile", "updates"), "setting", "sums", _any(torch.float16)),
-    "rate": Culprit("learns", ("updates",), "setting", "rate", _any(0.02, 0.03, 0.04)),
-    "batch": Culprit("slow", PROFILE, "setting", "samples", _any(16)),
+    "rate": Culprit("learns", ("updates",), "setting", "rate", lambda r, job: r.uniform(0.015, 0.04)),
+    "batch": Culprit("slow", PROFILE, "setting", "samples", lambda r, job: job.samples // 4),
     "logging": Culprit("hangs", RECORDER, "setting", "stuck", _stuck("logging")),
     "empty": Culprit("hangs", RECORDER, "setting", "stuck", _stuck("empty")),
     "worker": Culprit("hangs", RECORDER, "restart", "stuck", _stuck("loader")),
@@ -100,32 +100,29 @@ SETTINGS = sorted({*_FIELDS, "patience", "logging", "empty"})
 class Act(NamedTuple):
     """Something that one can do. minutes: for which the job stands still.
 
-    mends: the fields of a job that it sets right at a place, each with the places of faults that are gone then.
+    count: the field of a job that says how many places there are.  mends: the faults that are gone at that place.
     """
 
     minutes: int
-    places: Callable[[Job], Sequence[Any]]
-    mends: Callable[[Job, Any], dict[str, Sequence[Any]]]
-
-
-def _at_node(job: Job, node: int) -> dict[str, Sequence[Any]]:
-    devices = range(node * job.per_node, (node + 1) * job.per_node)
-    return {"slow": devices, "corrupt": devices, "loading": [node], **_at_link(job, node)}
-
-
-def _at_link(job: Job, node: int) -> dict[str, Sequence[Any]]:
-    return {"weak": [node] if job.nodes > 2 else range(2)}  # two nodes share one way
+    count: str = ""
+    mends: tuple[str, ...] = ()
 
 
 ACTS = {
-    "wait": Act(0, lambda job: [""], lambda job, place: {}),
-    "restart": Act(5, lambda job: [""], lambda job, place: {"stuck": ["loader"]}),
-    "setting": Act(8, lambda job: SETTINGS, lambda job, name: {"stuck": [name]}),
-    "shard": Act(8, lambda job: range(job.dp), lambda job, shard: {"bad": [shard]}),
-    "node": Act(10, lambda job: range(job.nodes), _at_node),
-    "card": Act(20, lambda job: range(job.world), lambda job, device: {"slow": [device], "corrupt": [device]}),
-    "cable": Act(20, lambda job: range(job.nodes), _at_link),
+    "wait": Act(0),
+    "restart": Act(5, mends=("stuck",)),
+    "setting": Act(8, mends=("stuck",)),
+    "shard": Act(8, "dp", ("bad",)),
+    "node": Act(10, "nodes", ("slow", "corrupt", "loading", "weak")),
+    "card": Act(20, "world", ("slow", "corrupt")),
+    "cable": Act(20, "nodes", ("weak",)),
 }
+
+
+def places(job: Job, act: str) -> Sequence[Any]:
+    if act == "setting":
+        return SETTINGS
+    return range(getattr(job, ACTS[act].count)) if ACTS[act].count else [""]
 
 
 def mended(job: Job, planned: Job, act: str, place: Any) -> dict[str, Any]:
@@ -134,4 +131,11 @@ def mended(job: Job, planned: Job, act: str, place: Any) -> dict[str, Any]:
         return {place: PATIENT}
     if place in _FIELDS:
         return {place: getattr(planned, place)}
-    return {field: None for field, gone in ACTS[act].mends(job, place).items() if where(getattr(job, field)) in gone}
+    return {field: None for field in ACTS[act].mends if _is_at(job, field, act, place)}
+
+
+def _is_at(job: Job, field: str, act: str, place: Any) -> bool:
+    fault = where(getattr(job, field))
+    if act == "node" and field in ("slow", "corrupt") and fault is not None:
+        fault //= job.per_node
+    return fault == (place if act != "restart" else "loader") or (field == "weak" and job.nodes == 2)  # of one way

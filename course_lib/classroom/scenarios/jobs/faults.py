@@ -1,6 +1,6 @@
 """A night with a fault: what the engineer on call sees, measures and does, and what it costs until the morning.
 
-    evidence()      the timeline, memory, settings that somebody changed, and lines of the log: free
+    evidence()      the timeline, the plan, settings that somebody changed, and lines of the log: free
     measure(NAME)   an instrument: the job stands still for its minutes
     rehearse(NAME)  a suspect, tried on the healthy job with another magnitude: minutes, too
     act(...)        what is done, where, and from which checkpoint: the job goes on with that change
@@ -27,7 +27,7 @@ from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.questions.prose import items
 from course_lib.classroom.questions.question import is_for_a_room
-from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, Culprit, mended
+from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, Culprit, mended, places
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Scene, checkpoints, clock, spent, timeline
 from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, REPORT, Change, Job
 from course_lib.classroom.scenarios.jobs.night import Night, night, reached
@@ -122,7 +122,7 @@ class Incident:
         chosen = [random.choice(self.culprits)]
         others = [name for name in self.culprits if {CULPRITS[name].kind, CULPRITS[chosen[0]].kind} == BOTH]
         chosen += [random.choice(others)] if others and random.random() < TWO else []
-        onset = 10 * random.randrange(8, 12)
+        onset = 10 * random.randrange(6, 11) + random.choice((9, random.randrange(10)))  # often at a checkpoint
         return [
             Drawn(name, CULPRITS[name].draw(random, self.planned), random.choice(CULPRITS[name].often), onset)
             for name in chosen
@@ -130,9 +130,16 @@ class Incident:
 
     @cached_property
     def planned(self) -> Job:
-        """The job of this night, whose links are as good as the seed has it."""
-        link, better = self.healthy.between, Random(f"link {self.seed}").uniform(0.8, 1.4)
-        return self.healthy.but(seed=self.seed, between=Link(link.latency, link.bandwidth * better))
+        """The job of this night: another minibatch, learning rate, devices and links."""
+        random, link = Random(f"planned {self.name} {self.seed}"), self.healthy.between
+        samples, longer = random.choice((64, 96, 128)), random.uniform(0.8, 2.0)
+        return self.healthy.but(
+            seed=self.seed,
+            samples=samples,
+            rate=random.choice((1e-3, 1.5e-3, 2e-3, 3e-3, 4e-3)),
+            forward=longer * self.healthy.forward * self.healthy.samples / samples,
+            between=Link(link.latency, link.bandwidth * random.uniform(0.8, 1.4) / longer),
+        )
 
     @cached_property
     def _call(self) -> Scene:
@@ -202,7 +209,7 @@ class Incident:
         """
         scene, stands, *_ = self.story
         _check("what", what, ACTS)
-        _check("place", place, ACTS[what].places(scene.job))
+        _check("place", place, places(scene.job, what))
         saved = checkpoints(scene)
         resume = None if what == "wait" else saved[-1] if resume is None else resume
         _check("resume", resume, [None, *saved])
@@ -248,7 +255,7 @@ class Incident:
         """The cost of the best way: the measurements that tell it, then what mends it, from the best checkpoint."""
         told = {name for one in self._drawn for name in one.kind.told}
         stands = sum(INSTRUMENTS[name].minutes for name in told)
-        saved = range(self._drawn[0].onset, self._last + 1, CHECKPOINT)
+        saved = range(self._drawn[0].onset // CHECKPOINT * CHECKPOINT, self._last + 1, CHECKPOINT)
         best = min(saved, key=lambda at: held_out(self._call.night.state(at)))
         return min(self.cost(self._mended(stands, resume)) for resume in {saved[0], best, self._last})
 
@@ -287,14 +294,10 @@ class Incident:
     # What one sees
 
     def evidence(self) -> Feedback:
-        """What everybody sees: the timeline, memory, the plan, changed settings, and lines of the log."""
+        """What everybody sees: the timeline, the plan, changed settings, and lines of the log."""
         scene = self.story.scene
-        jobs = {"planned": self.planned, "now": scene.job}
-        planned = step(self.planned.clocked(0)).timeline
-        memory = (f"{when}: {', '.join(f'{size / 1e6:.1f}' for size in job.memory)} MB" for when, job in jobs.items())
         said = {
-            "As it was planned": [*self.planned.configuration, f"in a step, rank 0 {spent(planned, 0)}"],
-            "Memory of each rank (modelled)": memory,
+            "As it was planned": [*self.planned.configuration, f"in a step, rank 0 {spent(self.planned, 0)}"],
             "Settings that somebody wrote down as changed": self._settings(),
             "From the log": self._log(),
         }
@@ -309,10 +312,9 @@ class Incident:
         calls = scene.night.hung
         waits = [rank for rank, call in enumerate(calls) if call == max(calls, key=calls.count)]
         rank = Random(f"watchdog {self.seed}").choice(waits)
-        one = calls[rank]
         return (
-            f"The watchdog has ended rank {rank}: {one.name}, number {one.number}, was not over after "
-            f"{scene.job.patience:.0f} s. All other ranks were ended with it. The last report is of "
+            f"The watchdog has ended rank {rank}, whose collective was not over after {scene.job.patience:.0f} s. "
+            f"All other ranks were ended with it. The last report is of "
             f"{clock(scene.night.reports(scene.now)[-1].begins)}."
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil, floor, isfinite
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -20,11 +20,10 @@ from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, Job
 from course_lib.classroom.scenarios.jobs.night import Night
 from course_lib.classroom.scenarios.jobs.step import Call, step
 from course_lib.figures import Picture, gantt, lost_time
-from course_lib.figures.axis import data_size, ticks
+from course_lib.figures.axis import data_size
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import lines_of
 from course_lib.ranks import launch
-from course_lib.timeline import Timeline
 
 EVENING = 22.0  # o'clock
 MESSAGE = 5_000_000  # bytes of a message to test a link
@@ -62,10 +61,7 @@ def timeline(scene: Scene) -> Picture:
     panels = []
     for name, curve in curves.items():
         points = [Point(hour, value) for hour, value in zip(hours, curve, strict=True) if isfinite(value)]
-        low, high = min(one.y for one in points), max(one.y for one in points)
-        apart = ticks(max(high - low, 0.1), 3)[1]
-        marks = [apart * n for n in range(floor(low / apart), ceil(high / apart) + 1)]
-        up = Axis(name, marks[0], marks[-1], marks)
+        up = Axis.around(name, [one.y for one in points], 3)
         panels.append(Panel(across, up, [Curve(name, points, looks[name])], height=110.0))
     last = ", ".join(f"{name} {curve[-1]:.2f}" for name, curve in curves.items())
     title = "Measured on a small model: loss, gradient. Emulated, with 1% of jitter: speed"
@@ -86,13 +82,13 @@ class Instrument:
     read: Callable[[Scene], Reading]
 
 
-def _placement(scene: Scene) -> Reading:
-    job = scene.job
-    return Reading({f"rank {rank}": f"node {job.node(rank)}, device {job.device(rank)}" for rank in range(job.world)})
+def _ranks(job: Job) -> list[str]:
+    return [f"rank {rank} (node {job.node(rank)}, device {job.device(rank)})" for rank in range(job.world)]
 
 
-def spent(line: Timeline, rank: int) -> str:
-    """What a rank does in a step, in words."""
+def spent(job: Job, rank: int) -> str:
+    """What a rank does in a step, and how much it holds (modelled), in words."""
+    line = step(job.clocked(0)).timeline
     own = [span for span in line.spans if span.rank == rank and not span.background]
     reads = sum(span.duration for span in own if span.kind == "other")
     gradients = (s for s in line.spans if (s.rank, s.name, s.kind) == (rank, "all_reduce", "transfer") and s.bytes)
@@ -101,7 +97,7 @@ def spent(line: Timeline, rank: int) -> str:
     pieces = len({span.micro_batch for span in own if span.kind == "forward"})
     return (
         f"reads for {reads:.2f} s, computes for {line.busy(rank) - reads:.2f} s in {pieces} micro-batches, "
-        f"of {line.makespan:.2f} s; sends in all-reduces: {messages}"
+        f"of {line.makespan:.2f} s; holds {job.memory[rank] / 1e6:.1f} MB; sends in all-reduces: {messages}"
     )
 
 
@@ -109,7 +105,7 @@ def _profile(scene: Scene) -> Reading:
     """One step of every rank. Of a job that hangs, a step before that."""
     job = scene.night.job.at(0) if scene.night.hung else scene.job
     line = step(job.clocked(0)).timeline
-    facts = {f"rank {rank}": spent(line, rank) for rank in range(job.world)}
+    facts = {name: spent(job, rank) for rank, name in enumerate(_ranks(job))}
     return Reading(facts, (gantt(line, title="One step"), lost_time({"one step": line}, title="Where its time goes")))
 
 
@@ -177,12 +173,8 @@ def _samples(scene: Scene) -> Reading:
 
 def _recorder(scene: Scene) -> Reading:
     calls = scene.night.hung or tuple(Call("none", 0, 0, "all ranks move on") for _ in range(scene.job.world))
-    return Reading(
-        {
-            f"rank {rank}": f"{one.name}, number {one.number}, {data_size(one.bytes)}; stands at {one.line}"
-            for rank, one in enumerate(calls)
-        }
-    )
+    said = (f"{one.name}, number {one.number}, {data_size(one.bytes)}; stands at {one.line}" for one in calls)
+    return Reading(dict(zip(_ranks(scene.job), said, strict=True)))
 
 
 def _checkpoints(scene: Scene) -> Reading:
@@ -210,11 +202,10 @@ def _written(value: float, how: str) -> str:
 
 
 INSTRUMENTS: dict[str, Instrument] = {
-    "placement": Instrument("Who sits where", 1, _placement),
     "recorder": Instrument("The last call of each rank, and where it stands", 3, _recorder),
     "samples": Instrument("What each replica reads", 5, _samples),
     "replicas": Instrument("A sum of each replica's weights", 5, _replicas),
-    "profile": Instrument("One step of every rank", 5, _profile),
+    "profile": Instrument("One step of every rank, and where it sits", 5, _profile),
     "updates": Instrument("The updates: loss scale, skipped ones, size", 5, _updates),
     "gradients": Instrument("Each replica's gradients, before they are added up", 10, _gradients),
     "links": Instrument("The way from each node to the next", 10, _links),

@@ -22,13 +22,13 @@ from course_lib.ranks import Link, Pace
 from course_lib.schedules import SCHEDULES, Schedule, peak_in_flight
 
 LAYERS = 16
-FORWARD, BACKWARD, UPDATE = 0.03, 0.06, 0.2  # seconds of a device: per layer and sample; of the optimizer
+UPDATE = 0.2  # seconds of the optimizer
 ACTIVATIONS, GRADIENTS = 4_000, 80_000  # bytes of a sample between two layers; parameters of a layer
 REPORT, CHECKPOINT = 10, 10  # steps between two reports; reports between two checkpoints
 INSIDE, BETWEEN = Link(1e-3, 20e6), Link(2e-3, 2.5e6)
 LEARNED = ("rate", "master_weights", "fixed", "order", "bad", "corrupt", "seed")  # of no matter to the clock
 TIMED = (  # of no matter to the training
-    *("layers", "buckets", "overlap", "in_turn", "between"),
+    *("forward", "layers", "buckets", "overlap", "in_turn", "between"),
     *("slow", "weak", "loading", "stuck", "saving", "patience"),
 )
 
@@ -57,6 +57,7 @@ class Job:
 
     dp, pp, tp: how the devices share the work.  samples: of a minibatch.  micro_batches: of each replica.
     layers: of each stage; () for equal numbers.
+    forward: seconds of a device for a layer and a sample; the backward pass takes twice as long.
     buckets: messages for a replica's gradients.  overlap: whether each leaves as soon as its layers are done.
 
     rate: the learning rate.  master_weights: whether the optimizer keeps its numbers in 32 bits.
@@ -80,6 +81,7 @@ class Job:
     samples: int = 64
     micro_batches: int = 2
     layers: tuple[int, ...] = ()
+    forward: float = 0.03
     buckets: int = 8
     overlap: bool = True
     rate: float = 3e-3
@@ -120,9 +122,8 @@ class Job:
         A checkpoint is part of it only where something hangs. Else it just adds its time.
         """
         saves = (step + 1) % CHECKPOINT == 0
-        stuck = self.stuck if saves or (self.stuck and self.stuck[0] == "loader") else None
-        hangs = saves and (stuck or self.saving > self.patience)
-        return self._as_by_default(LEARNED).but(stuck=stuck, saving=self.saving if hangs else 0.0)
+        hangs = self.stuck or (saves and self.saving > self.patience)
+        return self._as_by_default(LEARNED).but(saving=self.saving if hangs else 0.0)
 
     @property
     def trained(self) -> Job:
@@ -181,7 +182,7 @@ class Job:
 
     @property
     def pace(self) -> Pace:
-        device = {"forward": FORWARD, "backward": BACKWARD, "optimizer": UPDATE, "other": 1.0}
+        device = {"forward": self.forward, "backward": 2 * self.forward, "optimizer": UPDATE, "other": 1.0}
         slow = {rank: self.slow[1] for rank in range(self.world) if self.slow and self.device(rank) == self.slow[0]}
         weak = {self.weak[0]: self.weak[1]} if self.weak else {}
         return Pace(device, INSIDE, self.between, self.per_node, slow, self.nodes if self.in_turn else None, weak)
