@@ -18,7 +18,7 @@ def test_a_case_with_the_mouse(lab: Any) -> None:
     notebook.run_all()
     expect(notebook.output(DEBRIEF)).to_contain_text("There is no debrief yet", timeout=RUN)
     desk = notebook.output(MEASURING)
-    button(desk, "One step of every rank, 5 minutes").click()
+    button(desk, "One step of every rank, and where it sits, 5 minutes").click()
     expect(desk).to_contain_text("computes for", timeout=RUN)
     for device, words in (("0", "not as it was planned"), ("3", "as it was planned again")):
         chosen(desk, "what").select_option("replace a device")
@@ -39,7 +39,7 @@ def test_a_case_with_the_keyboard_alone(lab: Any) -> None:
     run(notebook, 1)
     it_can_be_read_to_its_end(notebook)
     desk = run(notebook, MEASURING)
-    who_sits_where_is_asked(page, desk)
+    the_last_call_is_asked(page, desk)
     a_shard_is_left_out(page, desk)
     expect(run(notebook, DEBRIEF)).to_contain_text("It was a shard", timeout=RUN)
     assert notebook.errors == []
@@ -106,11 +106,11 @@ def a_shard_is_left_out(page: Page, desk: Locator) -> None:
     focused(do)
 
 
-def who_sits_where_is_asked(page: Page, desk: Locator) -> None:
-    first = button(desk, "Who sits where, 1 minute")
+def the_last_call_is_asked(page: Page, desk: Locator) -> None:
+    first = button(desk, "The last call of each rank, and where it stands, 3 minutes")
     tab_to(page, first)
     press(page, "Enter")
     ready(first)
     focused(first)
-    expect(desk).to_contain_text("rank 0: node 0, device 0", timeout=RUN)
+    expect(desk).to_contain_text("rank 0 (node 0, device 0): none", timeout=RUN)
     expect(desk.get_by_role("status").last).to_contain_text("after 0 changes and 1 measurement")

@@ -15,7 +15,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from course_lib.classroom.questions.outcome import Feedback
-from course_lib.classroom.scenarios.jobs.culprits import ACTS, places
+from course_lib.classroom.scenarios.jobs.culprits import ACTS
 from course_lib.classroom.scenarios.jobs.faults import REHEARSAL, Incident, called, listed, placed
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Instrument, checkpoints
 from course_lib.classroom.widgets.answers import Button, Fields
@@ -56,7 +56,7 @@ class Measuring:
         self._box.add_class("course-live")
 
     def _places(self, what: str) -> dict[str, Any]:
-        return {placed(what, place): place for place in places(self.variant.story.scene.job, what)}
+        return {placed(what, place): place for place in ACTS[what].places(self.variant.story.scene.job)}
 
     def _offer(self) -> None:
         """Offer the places of what is chosen, and the checkpoints that there are."""

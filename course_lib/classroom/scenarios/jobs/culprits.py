@@ -100,29 +100,32 @@ SETTINGS = sorted({*_FIELDS, "patience", "logging", "empty"})
 class Act(NamedTuple):
     """Something that one can do. minutes: for which the job stands still.
 
-    count: the field of a job that says how many places there are.  mends: the faults that are gone at that place.
+    mends: the fields of a job that it sets right at a place, each with the places of faults that are gone then.
     """
 
     minutes: int
-    count: str = ""
-    mends: tuple[str, ...] = ()
+    places: Callable[[Job], Sequence[Any]]
+    mends: Callable[[Job, Any], dict[str, Sequence[Any]]]
+
+
+def _at_node(job: Job, node: int) -> dict[str, Sequence[Any]]:
+    devices = range(node * job.per_node, (node + 1) * job.per_node)
+    return {"slow": devices, "corrupt": devices, "loading": [node], **_at_link(job, node)}
+
+
+def _at_link(job: Job, node: int) -> dict[str, Sequence[Any]]:
+    return {"weak": [node] if job.nodes > 2 else range(2)}  # two nodes share one way
 
 
 ACTS = {
-    "wait": Act(0),
-    "restart": Act(5, mends=("stuck",)),
-    "setting": Act(8, mends=("stuck",)),
-    "shard": Act(8, "dp", ("bad",)),
-    "node": Act(10, "nodes", ("slow", "corrupt", "loading", "weak")),
-    "card": Act(20, "world", ("slow", "corrupt")),
-    "cable": Act(20, "nodes", ("weak",)),
+    "wait": Act(0, lambda job: [""], lambda job, place: {}),
+    "restart": Act(5, lambda job: [""], lambda job, place: {"stuck": ["loader"]}),
+    "setting": Act(8, lambda job: SETTINGS, lambda job, name: {"stuck": [name]}),
+    "shard": Act(8, lambda job: range(job.dp), lambda job, shard: {"bad": [shard]}),
+    "node": Act(20, lambda job: range(job.nodes), _at_node),
+    "card": Act(10, lambda job: range(job.world), lambda job, device: {"slow": [device], "corrupt": [device]}),
+    "cable": Act(10, lambda job: range(job.nodes), _at_link),
 }
-
-
-def places(job: Job, act: str) -> Sequence[Any]:
-    if act == "setting":
-        return SETTINGS
-    return range(getattr(job, ACTS[act].count)) if ACTS[act].count else [""]
 
 
 def mended(job: Job, planned: Job, act: str, place: Any) -> dict[str, Any]:
@@ -131,11 +134,4 @@ def mended(job: Job, planned: Job, act: str, place: Any) -> dict[str, Any]:
         return {place: PATIENT}
     if place in _FIELDS:
         return {place: getattr(planned, place)}
-    return {field: None for field in ACTS[act].mends if _is_at(job, field, act, place)}
-
-
-def _is_at(job: Job, field: str, act: str, place: Any) -> bool:
-    fault = where(getattr(job, field))
-    if act == "node" and field in ("slow", "corrupt") and fault is not None:
-        fault //= job.per_node
-    return fault == (place if act != "restart" else "loader") or (field == "weak" and job.nodes == 2)  # of one way
+    return {field: None for field, gone in ACTS[act].mends(job, place).items() if where(getattr(job, field)) in gone}

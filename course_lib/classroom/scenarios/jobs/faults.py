@@ -27,7 +27,7 @@ from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.questions.prose import items
 from course_lib.classroom.questions.question import is_for_a_room
-from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, Culprit, mended, places
+from course_lib.classroom.scenarios.jobs.culprits import ACTS, CULPRITS, Culprit, mended
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Scene, checkpoints, clock, spent, timeline
 from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, REPORT, Change, Job
 from course_lib.classroom.scenarios.jobs.night import Night, night, reached
@@ -65,9 +65,13 @@ class Drawn(NamedTuple):
     def change(self) -> Change:
         return Change(self.onset, {self.kind.field: self.value}, self.often)
 
+    @property
+    def noun(self) -> str:
+        """What its place is."""
+        return {"card": "device", "cable": "node"}.get(self.kind.act, self.kind.act)
+
     def __str__(self) -> str:
-        noun = {"card": "device", "cable": "node"}.get(self.kind.act, self.kind.act)
-        where = "" if noun in ("setting", "restart") else f", {noun} {self.place}"
+        where = "" if self.noun in ("setting", "restart") else f", {self.noun} {self.place}"
         return f"{called(self.name)}{where}, from step {self.onset} on"
 
 
@@ -209,7 +213,7 @@ class Incident:
         """
         scene, stands, *_ = self.story
         _check("what", what, ACTS)
-        _check("place", place, places(scene.job, what))
+        _check("place", place, ACTS[what].places(scene.job))
         saved = checkpoints(scene)
         resume = None if what == "wait" else saved[-1] if resume is None else resume
         _check("resume", resume, [None, *saved])
@@ -321,10 +325,9 @@ class Incident:
     def _settings(self) -> list[str]:
         """Changed settings: harmless ones, and a culprit's a little more often than any other."""
         random, lines = Random(f"settings {self._name} {self.seed}"), listed("settings")
-        shown = random.sample(list(lines), SETTINGS)
-        if random.random() < NOTED:
-            guilty = [one.place for one in self._drawn if one.kind.act == "setting"]
-            shown = random.sample(list(dict.fromkeys([*guilty, *shown]))[:SETTINGS], SETTINGS)
+        guilty = [one.place for one in self._drawn if one.kind.act == "setting" and random.random() < NOTED]
+        names = dict.fromkeys([*guilty, *random.sample(list(lines), SETTINGS)])
+        shown = random.sample(list(names)[:SETTINGS], SETTINGS)
         times = sorted(3600 * random.uniform(0, 4) for _ in shown)
         return [f"{clock(at)} {lines[name].split(' | ')[1]}" for at, name in zip(times, shown, strict=True)]
 
@@ -343,14 +346,13 @@ class Incident:
         return [f"{clock(at)} {line}" for at, line in sorted(said)]
 
     def _places(self, random: Random, one: Drawn | None) -> dict[str, int]:
+        """A rank, and what belongs to it: any, or one at the place of a culprit."""
         job = self.planned
-        rank, shard = random.randrange(job.world), random.randrange(job.dp)
-        if one and one.kind.act == "shard":
-            shard = one.place
-        elif one and isinstance(one.place, int):
-            at = job.device if one.kind.act == "card" else job.node
-            rank = next(rank for rank in range(job.world) if at(rank) == one.place)
-        return {"rank": rank, "device": job.device(rank), "node": job.node(rank), "shard": shard}
+        places = [
+            {"rank": rank, "device": job.device(rank), "node": job.node(rank), "shard": rank // job.pp // job.tp}
+            for rank in range(job.world)
+        ]
+        return random.choice([place for place in places if one is None or place.get(one.noun, one.place) == one.place])
 
 
 def _check(name: str, value: Any, known: Iterable[Any]) -> None:

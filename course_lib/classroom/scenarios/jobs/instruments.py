@@ -137,7 +137,7 @@ def _replicas(scene: Scene) -> Reading:
     """Compare replicas with the first one: their sum differs from last week's in any case, and tells nothing."""
     weights = scene.night.state(scene.now).rows(scene.job.dp).weights
     sums = weights.double().sum(1).tolist()
-    return Reading({f"replica {n} less replica 0": _written(one - sums[0], "+.4f") for n, one in enumerate(sums) if n})
+    return Reading({f"replica {n} less replica 0": f"{one - sums[0]:+.4f}" for n, one in enumerate(sums) if n})
 
 
 def _updates(scene: Scene) -> Reading:
@@ -182,10 +182,8 @@ def _checkpoints(scene: Scene) -> Reading:
     facts = {}
     for saved in checkpoints(scene)[-9:]:
         state = scene.night.checkpoint(saved, scene.now)
-        equal = bool((state.weights == state.weights[:1]).all())
-        facts[f"checkpoint {saved}"] = f"held-out loss {training.held_out(state):.3f}" + (
-            ", replicas equal" if equal else ", replicas differ"
-        )
+        agree = "equal" if (state.weights == state.weights[:1]).all() else "differ"
+        facts[f"checkpoint {saved}"] = f"held-out loss {training.held_out(state):.3f}, replicas {agree}"
     return Reading(facts)
 
 
@@ -195,10 +193,6 @@ def checkpoints(scene: Scene) -> list[int]:
     for one in scene.night.reports(scene.now):
         saved = [other for other in saved if other <= one.step] + [one.step + 1] * ((one.step + 1) % CHECKPOINT == 0)
     return saved
-
-
-def _written(value: float, how: str) -> str:
-    return format(value, how) if isfinite(value) else "not finite"
 
 
 INSTRUMENTS: dict[str, Instrument] = {
