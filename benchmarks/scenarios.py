@@ -59,7 +59,8 @@ def form(night: Incident) -> set[str]:
 @cache
 def fingerprint(night: Incident) -> list[float]:
     """The numbers below the curves."""
-    found = re.findall(r"\d+\.\d+|nan|inf", night.evidence().outcome.pictures[0].summary)
+    evidence = night.variant(night.seed).evidence()  # a copy, since whoever is kept here would keep all its weights
+    found = re.findall(r"\d+\.\d+|nan|inf", evidence.outcome.pictures[0].summary)
     return [float(one) if one[0].isdigit() else 1e9 for one in found]
 
 
@@ -118,7 +119,7 @@ def of_calls(night: Incident) -> tuple[str, Any]:
     calls = facts(night, "recorder")
     heads = [call.split(";")[0] for call in calls]
     if len(set(heads)) == 1:
-        return "node", shared(night, [way == "no answer" for way in facts(night, "links")])
+        return "cable", shared(night, [way == "no answer" for way in facts(night, "links")])
     odd = calls[min(range(len(calls)), key=lambda rank: heads.count(heads[rank]))]
     known = {"storage": ("setting", "patience"), "samples": ("restart", ""), "mean_loss": ("setting", "logging")}
     return next((act for word, act in known.items() if word in odd.split("stands at")[1]), ("setting", "empty"))
@@ -227,12 +228,13 @@ def nights_of(room: str, seeds: Sequence[int]) -> list[Incident]:
 
 def limits(nights: Sequence[Incident], seen: Sequence[Incident]) -> dict[str, tuple[float, str, float]]:
     """What each reaches, and what it may reach at most or has to reach at least."""
-    most = chance(nights) + SLACK
-    found = {}
+    most, found, played = chance(nights) + SLACK, {}, []
+    for night in nights:
+        fingerprint(night)
+        played.append(play(night.variant(night.seed)))
     for name, guess in GUESSERS.items():
         right = sum(guess(night, seen) == night._drawn[0].name for night in nights)
         found[name] = (right / len(nights), "at most", most)
-    played = [play(night) for night in nights]
     found["diagnostician"] = (sum(right for right, *_ in played) / len(nights), "at least", ENOUGH)
     at_par = sum(right and cost <= par + CLOSE for right, cost, par in played)
     found["at par"] = (at_par / len(nights), "at least", ENOUGH)
@@ -252,7 +254,6 @@ def main() -> None:
             verdict = "" if is_within(share, how, limit) else "  <- outside"
             print(f"    {name:14} {share:5.0%}   {how} {limit:.0%}{verdict}")
         print(f"    in {(time.monotonic() - began) / 60:.0f} minutes", flush=True)
-        fingerprint.cache_clear()  # it keeps nights, and these all their weights
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ CULPRITS = {
     "logging": Culprit("hangs", RECORDER, "setting", "stuck", _stuck("logging")),
     "empty": Culprit("hangs", RECORDER, "setting", "stuck", _stuck("empty")),
     "worker": Culprit("hangs", RECORDER, "restart", "stuck", _stuck("loader")),
-    "cut": Culprit("hangs", ("recorder", "links"), "node", "weak", lambda r, job: (_node(r, job), CUT)),
+    "cut": Culprit("hangs", ("recorder", "links"), "cable", "weak", lambda r, job: (_node(r, job), CUT)),
     "saving": Culprit("hangs", RECORDER, "setting", "saving", lambda r, job: r.uniform(700, 1100)),
 }
 PATIENT = 3600.0  # seconds

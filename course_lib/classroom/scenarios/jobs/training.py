@@ -161,7 +161,7 @@ def _groups(job: Job) -> int:
 
 
 def _spread(rows: Tensor, count: int) -> Tensor:
-    return rows.repeat_interleave(max(count // len(rows), 1), 0)
+    return rows.repeat_interleave(count // len(rows), 0) if count > len(rows) else rows
 
 
 def _mean(gradients: Tensor, micro_batches: int) -> Tensor:
