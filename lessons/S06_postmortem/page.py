@@ -6,8 +6,8 @@
 # **You need:** the lessons on [mixed precision](../07_mixed_precision.ipynb) and
 # [pipeline parallelism](../05_pipeline_parallelism.ipynb).
 #
-# A run has gone wrong. It has eight devices, two replicas of four stages, float16, and a fixed loss scale of 32,768.
-# For some hours it learned as planned. It still runs, for whatever that is worth, and its checkpoints are there. Your
+# A run has gone wrong. It has eight devices, two replicas of four stages, float16, and a fixed loss scale. For some
+# hours it learned as planned. It still runs, for whatever that is worth, and its checkpoints are there. Your
 # manager has two questions. Why was it lost, and from where can it go on? And why are its devices idle for nearly half
 # of the time, even when all is well?
 #

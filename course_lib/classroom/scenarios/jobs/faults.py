@@ -134,7 +134,7 @@ class Incident:
 
     @cached_property
     def planned(self) -> Job:
-        """The job of this night: another minibatch, learning rate, devices and links."""
+        """The job of this night: another minibatch, learning rate, loss scale, devices and links."""
         random, link = Random(f"planned {self.name} {self.seed}"), self.healthy.between
         samples, longer = random.choice((64, 96, 128)), random.uniform(0.8, 2.0)
         return self.healthy.but(
@@ -143,6 +143,7 @@ class Incident:
             rate=random.choice((1e-3, 1.5e-3, 2e-3, 3e-3, 4e-3)),
             forward=longer * self.healthy.forward * self.healthy.samples / samples,
             between=Link(link.latency, link.bandwidth * random.uniform(0.8, 1.4) / longer),
+            fixed=self.healthy.fixed and self.healthy.fixed / random.choice((1, 2, 4)),
         )
 
     @cached_property
@@ -239,8 +240,8 @@ class Incident:
 
     def bill(self) -> str:
         scene, stands, acts, used = self.story
-        last = scene.night.reports(scene.now)[-1]
-        at = clock(last.begins + last.seconds + 60 * stands)
+        last, waits = scene.night.reports(scene.now)[-1], scene.job.patience if scene.night.hung else 0.0
+        at = clock(last.begins + last.seconds + waits + 60 * stands)
         return f"It is {at}, after {counted(acts, 'change')} and {counted(len(used), 'measurement')} since."
 
     def cost(self, done: Night, stands: float = 0.0) -> tuple[int, int]:
@@ -339,7 +340,7 @@ class Incident:
         said = []
         for name in random.sample(list(lines), LINES):
             traced = next((one for one in self._drawn if one.name == name.split()[0]), None)
-            at, places = random.uniform(0, onset + 3600), self._places(random, None)
+            at, places = random.uniform(0, onset + self.planned.patience), self._places(random, None)
             if traced and random.random() < 0.5:
                 at, places = onset - random.uniform(0, 120), self._places(random, traced)
             said.append((at, lines[name].format(**places)))

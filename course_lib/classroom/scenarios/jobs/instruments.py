@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import isfinite
+from itertools import pairwise
+from math import inf, isfinite
 from typing import NamedTuple
 
 import torch
@@ -51,6 +52,7 @@ def timeline(scene: Scene) -> Picture:
     """Draw what the job has reported: its speed, its loss and the norm of its gradient."""
     reports, job = scene.night.reports(scene.now), scene.night.job
     hours = [one.begins / 3600 for one in reports]
+    begins = [new.begins / 3600 for old, new in pairwise(reports) if new.begins > old.begins + old.seconds + 1]
     curves = {
         "samples a second": [10 * job.at(n).samples / one.seconds for n, one in enumerate(reports)],
         "loss": [one.learned.loss for one in reports],
@@ -62,7 +64,8 @@ def timeline(scene: Scene) -> Picture:
     for name, curve in curves.items():
         points = [Point(hour, value) for hour, value in zip(hours, curve, strict=True) if isfinite(value)]
         up = Axis.around(name, [one.y for one in points], 3)
-        panels.append(Panel(across, up, [Curve(name, points, looks[name])], height=110.0))
+        runs = [[one for one in points if low <= one.x < high] for low, high in pairwise([0.0, *begins, inf])]
+        panels.append(Panel(across, up, [Curve(name, run, looks[name]) for run in runs if run], height=110.0))
     last = ", ".join(f"{name} {curve[-1]:.2f}" for name, curve in curves.items())
     title = "Measured on a small model: loss, gradient. Emulated, with 1% of jitter: speed"
     return Picture.of(Chart(panels, {"measured", "emulated"}, title, 800, looks), f"At the end: {last}.", [])
