@@ -84,7 +84,7 @@ CULPRITS = {
     "scale": Culprit("learns", ("updates",), "setting", "fixed", _any(1.25 * 2**16, 1.5 * 2**16, 2.0**17)),
     "kept": Culprit("breaks", PROFILE, "setting", "master_weights", _any(False)),
     "sums": Culprit("learns", ("profile", "updates"), "setting", "sums", _any(torch.float16)),
-    "rate": Culprit("learns", ("updates",), "setting", "rate", lambda r, job: r.uniform(0.015, 0.04)),
+    "rate": Culprit("learns", ("updates",), "setting", "rate", lambda r, job: r.uniform(0.01, 0.03)),
     "batch": Culprit("slow", PROFILE, "setting", "samples", lambda r, job: job.samples // 4),
     "logging": Culprit("hangs", RECORDER, "setting", "stuck", _stuck("logging")),
     "empty": Culprit("hangs", RECORDER, "setting", "stuck", _stuck("empty")),

@@ -140,7 +140,7 @@ class Incident:
         return self.healthy.but(
             seed=self.seed,
             samples=samples,
-            rate=random.choice((1e-3, 1.5e-3, 2e-3, 3e-3, 4e-3)),
+            rate=random.choice((1e-3, 1.5e-3, 2e-3, 2.5e-3, 3e-3)),
             forward=longer * self.healthy.forward * self.healthy.samples / samples,
             between=Link(link.latency, link.bandwidth * random.uniform(0.8, 1.4) / longer),
             fixed=self.healthy.fixed and self.healthy.fixed / random.choice((1, 2, 4)),
