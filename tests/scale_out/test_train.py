@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -17,11 +18,9 @@ import torch
 from torch import Tensor
 
 from course_lib import RankFailed, data, launch
-from course_lib.mechanisms.hybrid import Mesh, ModelPart
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.planner import Cluster, ModelSpec, Plan, calibrate, estimate
 from course_lib.scale_out import checkpoint
-from course_lib.scale_out.train import Options, build, calibration, is_due, options_from, schedule_of, train
+from course_lib.scale_out.train import Options, is_due, options_from, train
 
 pytestmark = pytest.mark.long
 
@@ -99,59 +98,6 @@ def test_a_run_of_another_model_or_on_its_ranks_in_another_way_is_refused(
     launch(train, 4, (halves,), device="cpu")
     with pytest.raises(RankFailed, match=words):
         launch(train, ranks, (replace(halves, steps=2, **other),), device="cpu")
-
-
-def told(options: Options, ranks: int) -> str:
-    return launch(train, ranks, (options,), device="cpu").stdout[0]
-
-
-EVEN = replace(OPTIONS, batch=12, hidden=256)
-
-
-@pytest.mark.parametrize(
-    ("options", "plan"),
-    [
-        (EVEN, Plan(dp=4, micro_batch=3, zero=1)),
-        (replace(EVEN, pp=2, micro_batches=3, zero=False), Plan(dp=2, pp=2, micro_batch=2)),
-        (
-            replace(ONE_MODEL, batch=12, hidden=256),
-            Plan(tp=2, pp=2, micro_batch=3, schedule="zbv", virtual_stages=2, sequence_parallel=True),
-        ),
-    ],
-    ids=["replicas", "pipelines", "one model"],
-)
-def test_a_run_prints_a_call_that_calibrates_the_planner(options: Options, plan: Plan) -> None:
-    """Measured seconds are replaced: a model this small mostly waits for Python, which no share of a peak explains."""
-    cluster = Cluster("laptop-CPU", devices_per_node=4)
-    names = {"ModelSpec": ModelSpec, "Plan": Plan, "cluster": cluster}
-    line = told(options, 4)
-    model, on, its_plan, batch, seconds = eval(line, {**names, "calibrate": lambda *step: step})
-    assert its_plan == replace(plan, precision="fp32", overlap=(), fused=False)
-    assert (on, batch) == (cluster, 12)
-    assert model.parameters == sum(parameter.numel() for parameter in build(options).parameters())
-    assert seconds > 0
-    slower = 1.2 * estimate(model, cluster, its_plan, batch).step_time.total
-    mine = eval(line, {**names, "calibrate": lambda *step: calibrate(step[0], step[1], step[2], step[3], slower)})
-    assert estimate(model, mine, its_plan, batch).step_time.total == pytest.approx(slower, rel=1e-3)
-
-
-def test_the_seconds_are_the_median_of_the_steps() -> None:
-    def on_one_rank(rank: int) -> str:
-        part = ModelPart(build(EVEN), Mesh(1, 1, 1), schedule_of(EVEN))
-        return calibration(part, EVEN, [3.0, 1.0, 2.0, 100.0])
-
-    said = launch(on_one_rank, 1, device="cpu").results[0]
-    assert said.endswith(", 12, 2.5)  # the median of 4 steps")
-
-
-def test_a_step_that_the_planner_does_not_know_says_what_would_work() -> None:
-    """The planner knows neither 5 samples per replica in 3 micro-batches, nor interleaving with a stage per block."""
-    said = told(replace(OPTIONS, pp=2, micro_batches=3), 4)
-    assert said.startswith("# no step to calibrate the planner with: batch=10 makes unequal micro-batches; ")
-    assert said.endswith("make it a multiple of 6\n")
-    uneven = replace(EVEN, hidden=16, pp=2, layers=3, micro_batches=4, schedule="interleaved_1f1b")
-    assert "3 layers do not divide among pp=2 x virtual_stages=2" in told(uneven, 2)
-    assert told(replace(EVEN, hidden=16, steps=2), 2) == ""
 
 
 def test_checkpoints_are_saved_when_they_are_due() -> None:
@@ -272,6 +218,5 @@ def test_two_nodes_train_the_same_parameters_as_launch(tmp_path: Path) -> None:
     limited = ["timeout", "--kill-after=5", "240", *command]  # other tests may hold both cores
     job = subprocess.run(limited, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert job.returncode == 0, job.stderr
-    assert "2 ranks, steps 1 to 4: loss" in job.stdout
-    assert "# no step to calibrate the planner with: batch=10 makes unequal micro-batches" in job.stdout
+    assert re.search(r"2 ranks, steps 1 to 4: loss [\d.]+ -> [\d.]+, [\d.e-]+ s a step", job.stdout)
     equal(folder, reference)
