@@ -14,7 +14,7 @@ import numpy as np
 
 from course_lib.figures import chart as charts
 from course_lib.figures.axis import number, percent, thousands, with_prefix
-from course_lib.figures.palette import INK, LIKELY, OPACITY, ORIGINS, PAPER
+from course_lib.figures.palette import INK, OPACITY, ORIGINS, PAPER
 
 # Numbers that plotly can write are renewed on zooming; others stay where the chart has them.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
@@ -55,7 +55,6 @@ def figure(chart: charts.Chart) -> Data:
         "grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.3},
         # At the bottom of the figure; plotly makes room for as many rows as it takes.
         "legend": {"traceorder": "normal", "orientation": "h", "itemsizing": "constant", **BOTTOM},
-        "hovermode": "x unified" if chart.has_crosshair else "closest",
     }
     return {"data": _rounded(data), "layout": _rounded(layout)}
 
@@ -147,7 +146,7 @@ def _written(panel: charts.Panel, words: charts.Label, x: float, y: float) -> Da
         "y": _on_axis(panel.y, y),
         "text": f"<b>{escape(words.text)}</b>" if words.is_bold else escape(words.text),
         "font": {"size": words.size},
-        **({"bgcolor": "rgba(255,255,255,0.8)"} if words.has_halo else {}),
+        "bgcolor": "rgba(255,255,255,0.8)",
         "xshift": words.right,
         "yshift": -words.down,
         "xanchor": {"middle": "center", "end": "right"}.get(words.anchor or "", "left"),
@@ -167,7 +166,7 @@ def _line(rule: charts.Rule, where: Data) -> Data:
     along, across = ("x", "y") if rule.is_across else ("y", "x")
     place = {f"{along}ref": f"{where[f'{along}ref']} domain", f"{along}0": 0, f"{along}1": 1}
     place |= {f"{across}ref": where[f"{across}ref"], f"{across}0": rule.at, f"{across}1": rule.at}
-    return {"type": "line", **place, "line": {"color": INK, "dash": "dash", "width": rule.width}}
+    return {"type": "line", **place, "line": {"color": INK, "dash": "dash", "width": 2}, "layer": "between"}
 
 
 def _traces(panel: charts.Panel) -> Iterator[tuple[str, Data]]:
@@ -177,10 +176,6 @@ def _traces(panel: charts.Panel) -> Iterator[tuple[str, Data]]:
             yield mark.name, _scatter(panel, mark.name, mark.points, **_curve(mark))
         elif isinstance(mark, charts.Cloud):
             yield from ((mark.name, trace) for trace in _cloud(mark))
-        elif isinstance(mark, charts.Range):
-            caps = {"symbol": "line-ns-open" if mark.is_across else "line-ew-open", "size": 10, "color": INK}
-            points = [charts.Point(*end, mark.tip) for end in mark.ends]
-            yield LIKELY, _scatter(panel, LIKELY, points, mode="lines+markers", marker=caps, line={"color": INK})
     bars = [mark for mark in panel.marks if isinstance(mark, charts.Bar)]
     for part in dict.fromkeys(bar.part for bar in bars):
         yield part, _bars([bar for bar in bars if bar.part == part])
@@ -234,7 +229,8 @@ def _curve(curve: charts.Curve) -> Data:
     """The trace of a curve; points with tips have symbols."""
     look = curve.look
     if look is None:
-        return {"mode": "lines", "line": {"color": INK, "width": 1}, "hoverinfo": "skip"}
+        hover = "text" if curve.points[0].tip else "skip"
+        return {"mode": "lines", "line": {"color": INK, "width": 1.5}, "hoverinfo": hover}
     if curve.is_filled:
         return {"mode": "lines", "line": {"color": look.color}, "fill": "tozeroy"}
     sizes = [9 if point.tip else 0 for point in curve.points]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from course_lib.figures.chart import Bar, Chart, Cloud, Curve, Label, Panel, Point, Range, Rule
+from course_lib.figures.chart import Bar, Chart, Cloud, Curve, Label, Panel, Point, Rule
 from course_lib.figures.frame import begin, draw_line, draw_numbers_beside, draw_symbol
 from course_lib.figures.palette import OPACITY, PAPER
-from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
+from course_lib.figures.svg import HALO, Sheet, text_width
 
 CELL = 5.0  # pixels of a cell: only the first dot in it is drawn
 
@@ -92,8 +92,7 @@ def _write(sheet: Sheet, words: Label, x: float, y: float) -> None:
     look: dict[str, object] = {"text_anchor": words.anchor} if words.anchor else {}
     look |= {} if words.size == 12 else {"font_size": words.size}
     look |= {"font_weight": "bold"} if words.is_bold else {}
-    look |= HALO if words.has_halo else {}
-    sheet.text(x + words.right, y + words.down, words.text, **look)
+    sheet.text(x + words.right, y + words.down, words.text, **look, **HALO)
 
 
 def _point(sheet: Sheet, box: _Box, point: Point) -> None:
@@ -110,9 +109,10 @@ def _curve(sheet: Sheet, box: _Box, curve: Curve) -> None:
     else:
         draw_line(sheet, curve.look, map(box.at, curve.points))
     for point in curve.points:
-        if point.tip and curve.look:
+        if point.tip:
             x, y = box.at(point)
-            draw_symbol(sheet, curve.look, x, y)
+            if curve.look:
+                draw_symbol(sheet, curve.look, x, y)
             sheet.box(x - 8, y - 8, 16.0, 16.0, tip=point.tip, fill="none", pointer_events="all")
         _point(sheet, box, point)
 
@@ -155,23 +155,10 @@ def _rule(sheet: Sheet, box: _Box, rule: Rule) -> None:
     words = rule.words
     x, y = (box.right, box.y(rule.at)) if rule.is_across else (box.x(rule.at), box.top)
     ends = (box.left, y, x, y) if rule.is_across else (x, y, x, box.bottom)
-    if rule.is_over_bars:  # visible on a bar of its color
-        sheet.line(*ends, stroke=BACKGROUND, stroke_width=rule.width + 4)
-    sheet.line(*ends, stroke="currentColor", stroke_width=rule.width, stroke_dasharray="6,3")
+    sheet.line(*ends, stroke="currentColor", stroke_width=2, stroke_dasharray="6,3")
     if words.anchor != "end" and x + words.right + text_width(words.text) > box.right:
         words = words._replace(anchor="end", right=-words.right)
     _write(sheet, words, x, y)
-
-
-def _range(sheet: Sheet, box: _Box, likely: Range) -> None:
-    ends = [(box.x(x), box.y(y)) for x, y in likely.ends]
-    right, down = (0, 5) if likely.is_across else (5, 0)
-    strokes = [ends, *([(x - right, y - down), (x + right, y + down)] for x, y in ends)]
-    path = "".join(f"M{x:.2f},{y:.2f}L{to_x:.2f},{to_y:.2f}" for (x, y), (to_x, to_y) in strokes)
-    for color, width in ((BACKGROUND, 4), ("currentColor", 1.5)):  # visible on bars of any color
-        sheet.path(path, fill="none", stroke=color, stroke_width=width)
-    (x, low), (end, high) = ends
-    sheet.box(x - 4, high - 4, end - x + 8, low - high + 8, tip=likely.tip, fill="none", pointer_events="all")
 
 
 DRAW: dict[type, Callable[..., None]] = {
@@ -180,5 +167,4 @@ DRAW: dict[type, Callable[..., None]] = {
     Cloud: _cloud,
     Bar: _bar,
     Rule: _rule,
-    Range: _range,
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import cycle
 
 from course_lib.figures.axis import duration, memory_size
-from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Label, Mark, Panel, Point, Range, Rule
+from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Label, Mark, Panel, Point, Rule, interval
 from course_lib.figures.palette import DOTS, LIKELY, LINES, Line, Look
 from course_lib.figures.picture import Picture, table
 from course_lib.figures.words import plan_in_words
@@ -14,7 +14,6 @@ from course_lib.planner import Estimate, Found
 
 FRONT, MARKED = LINES[1], Line("#cc3311", None, "triangle-down")
 BEST = "no other plan is both smaller and faster"
-COLORED = {"tp": "tensor ranks", "zero": "ZeRO stage", "recompute": "recomputation"}
 GiB = 2**30
 ROOM = 0.16  # share of the axis that a label to the left of a point needs
 COLUMNS = "plan", "step (s)", "with 90% (s)", "memory (GiB)", "fits"
@@ -22,19 +21,18 @@ COLUMNS = "plan", "step (s)", "with 90% (s)", "memory (GiB)", "fits"
 
 def plan_map(
     found: Found,
-    by: str = "tp",
     title: str | None = None,
     marked: Mapping[str, Estimate] | None = None,
 ) -> Picture:
-    """Draw every plan that a search found: memory across, time up, both by powers.
+    """Draw every plan that a search found: memory across, time up, both by powers, the color by tensor ranks.
 
-    by: the meaning of the color of a dot, "tp", "zero" or "recompute".  marked: plans to label, by their labels.
+    marked: plans to label, by their labels.
 
     The line is the Pareto front, the plans that no other plan beats in both. Plans left of the dashed line fit, with
     lean software at least, and the darker ones with any. The two ends of the front have intervals: an error in the
     machine's figures makes all plans slower or faster together.
     """
-    clouds = list(_clouds(found, by))
+    clouds = list(_clouds(found))
     legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
     legend |= {BEST: FRONT, **dict.fromkeys(marked or {}, MARKED), LIKELY: None}
     chart = Chart([_panel(found, clouds, marked or {})], {"modelled"}, title, 800, legend)
@@ -54,35 +52,34 @@ def _panel(found: Found, clouds: list[Cloud], marked: Mapping[str, Estimate]) ->
     time = Axis.by_powers("time of one step (s)", ends)
     capacity, is_left = found[0].capacity, memory.share(needed[0]) < ROOM
     words = Label("fastest that fits", right=-4, down=22, anchor="end")
-    fastest = words._replace(right=4, down=34, anchor=None, has_halo=True) if is_left else words
+    fastest = words._replace(right=4, down=34, anchor=None) if is_left else words
     front = [_point(one, _in_words(one), fastest if one.fits and one is found[0] else None) for one in found.pareto]
-    limit = Rule(capacity / GiB, Label(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
-    marks: list[Mark] = [*clouds, *map(_range, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
+    limit = Rule(capacity / GiB, Label(f"a device has {memory_size(capacity)}", right=6, down=14))
+    marks: list[Mark] = [*clouds, *map(_interval, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
     for name, one in marked.items():
-        words = Label(name, right=9, down=-9, has_halo=True)
+        words = Label(name, right=9, down=-9)
         marks.append(Curve(name, [_point(one, f"{name}: {_in_words(one)}", words)], MARKED))
     if memory.low < capacity / GiB < memory.high:
         marks.insert(0, limit)
     return Panel(memory, time, marks, 320.0, left=60.0)
 
 
-def _clouds(found: Found, by: str) -> Iterator[Cloud]:
-    """A cloud for each value of `by`, plans that fit for certain darker than the others."""
-    if by not in COLORED:
-        raise ValueError(f"by is {by!r}; it is one of {', '.join(map(repr, COLORED))}")
-    values = sorted({getattr(one.plan, by) for one in found})
-    for value, look in zip(values, cycle(DOTS)):
-        plans = [one for one in found if getattr(one.plan, by) == value]
+def _clouds(found: Found) -> Iterator[Cloud]:
+    """A cloud for each number of tensor ranks, plans that fit for certain darker than the others."""
+    for tp, look in zip(sorted({one.plan.tp for one in found}), cycle(DOTS)):
+        plans = [one for one in found if one.plan.tp == tp]
         dots = [_point(one, plan_in_words(one.plan)) for one in plans]
-        yield Cloud(f"{COLORED[by]}: {value}", dots, look, [not one.fits for one in plans], ("s", "GiB"))
+        yield Cloud(f"tensor ranks: {tp}", dots, look, [not one.fits for one in plans], ("s", "GiB"))
 
 
 def _point(one: Estimate, tip: str, words: Label | None = None) -> Point:
     return Point(one.memory.total / GiB, one.step_time.total, tip, words)
 
 
-def _range(one: Estimate) -> Range:
-    return Range(one.memory.total / GiB, one.step_time.low, one.step_time.high, one.interval)
+def _interval(one: Estimate) -> Curve:
+    return interval(
+        one.interval, *((one.memory.total / GiB, seconds) for seconds in (one.step_time.low, one.step_time.high))
+    )
 
 
 def _in_words(one: Estimate) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from course_lib.figures.axis import number, percent, powers, with_prefix
-from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, Range
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, interval
 from course_lib.figures.palette import LIKELY, LINES, Line
 from course_lib.figures.picture import Picture, table
 from course_lib.planner import Estimate
@@ -106,7 +106,7 @@ def _panel(uses: list[_Use], roofs: Mapping[str, float], peak: float, looks: Map
         marks.append(Curve(link, ends, looks[link]))
     marks += [_joined(name, uses) for name in dict.fromkeys(use.name for use in uses)]
     for use in uses:
-        marks.append(Range(use.intensity, use.low, use.high, use.in_words()))
+        marks.append(interval(use.in_words(), (use.intensity, use.low), (use.intensity, use.high)))
         at = Point(use.intensity, use.speed, use.in_words())
         marks.append(Curve(use.link, [at], looks[use.link]._replace(dash=None)))
     return Panel(across, up, marks, height=320.0, left=60.0)
@@ -115,7 +115,7 @@ def _panel(uses: list[_Use], roofs: Mapping[str, float], peak: float, looks: Map
 def _joined(name: str, uses: list[_Use]) -> Curve:
     """A thin line through the points of a plan, with its name to the right of the last."""
     *others, last = sorted(Point(use.intensity, use.speed) for use in uses if use.name == name)
-    words = Label(name, right=9, down=4, is_bold=False, has_halo=True)
+    words = Label(name, right=9, down=4, is_bold=False)
     return Curve("", [*others, last._replace(words=words)], look=None)
 
 

@@ -399,7 +399,6 @@ print(f"{sum(one.fit == 'may fit' for one in found):,} more may fit: they come a
 # %% [markdown]
 # Each is a dot in this picture, a dark one if the plan fits for certain. Down is faster, left is smaller. Rest the
 # mouse on a dot to see its plan, and click on a name below the picture to hide its dots or to bring them back.
-# (`plan_map(found, by="zero")` colors them by stage.)
 
 # %%
 from course_lib.figures import plan_map

@@ -187,7 +187,7 @@ def test_sharded_data_parallelism(lab: Any) -> None:
 
 def test_a_figure_stays_when_the_theme_changes(lab: Any) -> None:
     """A figure just run keeps its height, which plotly's own resizing would take away."""
-    cost = "from course_lib.figures import collective_times\ncollective_times({'a': {'b': {1: 1.0, 2: 2.0}}})"
+    cost = "from course_lib.figures import loss_curves\nloss_curves({'a': [2.0, 1.0]})"
     lab.write("figure.ipynb", cost)
     notebook = lab.open("figure.ipynb")
     notebook.run_all(RUN)

@@ -17,8 +17,8 @@ from tests.browser.hands import MOVE, OURS, cell, smallest_label
 
 PICTURES = """
 from course_lib import Span, Timeline
-from course_lib.figures import collective_times, gantt
-display(collective_times({"a": {"b": {1: 1.0, 2: 2.0}}}, title="A figure"))
+from course_lib.figures import gantt, loss_curves
+display(loss_curves({"a": [2.0, 1.0]}, title="A figure"))
 gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"))
 """
 QUESTION = "Question: what does each worker get?"

@@ -6,26 +6,9 @@ import math
 import re
 from dataclasses import replace
 
-from course_lib.figures import collective_times
 from course_lib.figures.exchange import Sum, exchange
 from course_lib.timeline import Span, Timeline
 from tests.figures.drawn import texts
-
-TIMES = {"1 kB": {"ring": {2: 0.001, 8: 0.02}, "tree": {2: 0.002, 8: 0.004}}}
-
-
-def test_a_line_for_each_algorithm_and_a_panel_for_each_size() -> None:
-    picture = collective_times({**TIMES, "1 MB": TIMES["1 kB"]})
-    assert picture.summary == ("1 kB over 8 ranks: ring 20 ms, tree 4 ms; 1 MB over 8 ranks: ring 20 ms, tree 4 ms.")
-    assert picture.chart is not None
-    assert [panel.x.title for panel in picture.chart.panels] == [
-        "number of ranks, for 1 kB",
-        "number of ranks, for 1 MB",
-    ]
-    ring = picture.chart.panels[0].marks[0]
-    assert [(point.x, point.y) for point in ring.points] == [(2, 1.0), (8, 20.0)]
-    assert picture.rows[1] == {"what": "1 kB", "ranks": 8, "ring": "20 ms", "tree": "4 ms"}
-
 
 # Rank 0 sends its only piece, a partial sum, from 5 s to 6 s.
 TIMELINE = Timeline([Span(1, "transfer", "recv", 5.0, 6.0, peer=0), Span(0, "other", "", 5.0, 9.0)], 2, "emulated")
