@@ -16,7 +16,6 @@ from course_lib.planner import Estimate
 from course_lib.timeline import Timeline
 
 
-
 @dataclass(frozen=True)
 class Timing:
     """The time of a step on some number of ranks.

@@ -94,7 +94,7 @@ def test_the_sentence_says_how_many_how_long_what_kind_of_clock_and_where_the_ti
     ]
     assert summary(Timeline(spans, 2, "emulated")) == (
         "2 ranks, 40 ms, emulated: on average a rank computed 75% of the time, moved data for 7% and waited 18%; "
-        "rank 1 waited longest, 35%, mostly for rank 0."
+        "rank 1 waited longest, 35%."
     )
 
 
