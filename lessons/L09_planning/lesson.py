@@ -522,7 +522,7 @@ tried = list(refresh.worth_a_try(refresh.OLD))
 # ## 8. What if
 #
 # Now you choose. The old cluster is the one above, with its best plan. (To answer at once, the explorer tries some
-# plans only: {{len({plan.schedule for plan in tried}):in_words}} schedules, and micro-batches of up to
+# plans only: {{len(set(plan.schedule for plan in tried)):in_words}} schedules, and micro-batches of up to
 # {{max(plan.micro_batch for plan in tried):in_words}} samples. A whole search may find one that is a little faster.)
 # Try these:
 #
