@@ -11,7 +11,7 @@ loss_curves({"float32": losses})                     the loss of each training o
 memory_by_part({"plan": estimate.memory}, capacity)  the memory of a device; devices(estimate): of each
 step_time_by_part({"plan": estimate})                the parts of a step's time
 speed_up([Timing.planned(e) for e in estimates])     the speed-up of more devices
-plan_map(search(...))                                every plan, by memory and time
+plan_map(search(...))                                plans, by memory and time
 """
 
 from course_lib.figures.breakdown import lost_time, time_breakdown

@@ -97,19 +97,6 @@ class Curve(NamedTuple):
     is_filled: bool = False
 
 
-class Cloud(NamedTuple):
-    """Thousands of points as dots, the most important first; is_pale: whether they are pale.
-
-    A tip, in interactive figures only, describes a dot, followed by its two coordinates in these units.
-    """
-
-    name: str
-    points: Sequence[Point]
-    look: Line
-    is_pale: Sequence[bool]
-    units: tuple[str, str]
-
-
 class Bar(NamedTuple):
     """A bar from base to base + size, at a place on the other axis. part: its kind; the style has its name.
 
@@ -138,7 +125,7 @@ class Rule(NamedTuple):
     is_across: bool = False
 
 
-Mark = Point | Curve | Cloud | Bar | Rule
+Mark = Point | Curve | Bar | Rule
 
 
 def interval(tip: str, *ends: tuple[float, float]) -> Curve:

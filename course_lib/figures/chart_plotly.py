@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from textwrap import wrap
@@ -14,7 +13,7 @@ import numpy as np
 
 from course_lib.figures import chart as charts
 from course_lib.figures.axis import number, percent, thousands, with_prefix
-from course_lib.figures.palette import INK, OPACITY, ORIGINS, PAPER
+from course_lib.figures.palette import INK, ORIGINS, PAPER
 
 # Numbers that plotly can write are renewed on zooming; others stay where the chart has them.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
@@ -27,7 +26,6 @@ BARS = {"barmode": "stack", "uniformtext": {"minsize": 11, "mode": "hide"}}
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
 LONG = 20  # rows of at least this many numbers are packed
 DIGITS = 9  # of a number in a figure
-NUMBER = re.compile(r"[\d.]*\d")
 
 Data = dict[str, Any]
 
@@ -39,8 +37,7 @@ def figure(chart: charts.Chart) -> Data:
     for place, panel in enumerate(chart.panels):
         data += _draw_panel(layout, chart, panel, place)
     named = set()
-    # The legend shows the first trace with a name: none of the pale ones, if possible.
-    for trace in sorted(data, key=lambda trace: trace.get("marker", {}).get("opacity") == OPACITY[True]):
+    for trace in data:
         trace.update(legendgroup=trace["name"], showlegend=bool(trace["name"]) and trace["name"] not in named)
         named.add(trace["name"])
     title = [f"<b>{escape(chart.title)}</b>"] if chart.title else []
@@ -78,19 +75,18 @@ def stored(chart: charts.Chart) -> Data:
     """The figure as a notebook stores it: long rows of numbers as plotly's packed arrays, not line by line."""
     made = figure(chart)
     for trace in made["data"]:
-        for name in ("x", "y", "customdata"):
-            if len(trace.get(name, ())) > LONG:
+        for name in ("x", "y"):
+            if len(trace[name]) > LONG:
                 trace[name] = _packed(trace[name])
     # Not "responsive": JupyterLab follows the width by itself; with it, a change of theme leaves no height.
     return {**made, "config": {"displaylogo": False, "modeBarButtonsToRemove": ["sendChartToCloud"]}}
 
 
-def _packed(rows: Sequence[Any]) -> Data:
-    """Pack rows of numbers, or rows with an equal number of numbers for each point."""
-    numbers = np.array(rows)
+def _packed(row: Sequence[float]) -> Data:
+    numbers = np.array(row)
     dtype = "i2" if (numbers % 1 == 0).all() and np.abs(numbers).max() < 2**15 else "f4"
     data = base64.b64encode(numbers.astype(f"<{dtype}").tobytes()).decode()
-    return {"dtype": dtype, "bdata": data, "shape": ", ".join(map(str, numbers.shape))}
+    return {"dtype": dtype, "bdata": data}
 
 
 def _draw_panel(layout: Data, chart: charts.Chart, panel: charts.Panel, place: int) -> list[Data]:
@@ -166,7 +162,7 @@ def _line(rule: charts.Rule, where: Data) -> Data:
     along, across = ("x", "y") if rule.is_across else ("y", "x")
     place = {f"{along}ref": f"{where[f'{along}ref']} domain", f"{along}0": 0, f"{along}1": 1}
     place |= {f"{across}ref": where[f"{across}ref"], f"{across}0": rule.at, f"{across}1": rule.at}
-    return {"type": "line", **place, "line": {"color": INK, "dash": "dash", "width": 2}, "layer": "between"}
+    return {"type": "line", **place, "line": {"color": INK, "dash": "dash", "width": 2}}
 
 
 def _traces(panel: charts.Panel) -> Iterator[tuple[str, Data]]:
@@ -174,8 +170,6 @@ def _traces(panel: charts.Panel) -> Iterator[tuple[str, Data]]:
     for mark in panel.marks:
         if isinstance(mark, charts.Curve):
             yield mark.name, _scatter(panel, mark.name, mark.points, **_curve(mark))
-        elif isinstance(mark, charts.Cloud):
-            yield from ((mark.name, trace) for trace in _cloud(mark))
     bars = [mark for mark in panel.marks if isinstance(mark, charts.Bar)]
     for part in dict.fromkeys(bar.part for bar in bars):
         yield part, _bars([bar for bar in bars if bar.part == part])
@@ -200,29 +194,6 @@ def _scatter(panel: charts.Panel, name: str, points: Sequence[charts.Point], **l
 def _lines(text: str) -> str:
     """A text broken into lines: plotly breaks none, and cuts off text outside of the figure."""
     return "<br>".join(wrap(text, 80, break_long_words=False, break_on_hyphens=False))
-
-
-def _cloud(cloud: charts.Cloud) -> Iterator[Data]:
-    """A trace for each set of points whose tips differ only in numbers, so that thousands of them share one text."""
-    groups: dict[tuple[bool, str], list[tuple[charts.Point, list[str]]]] = {}
-    for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
-        groups.setdefault((is_pale, NUMBER.sub("{}", point.tip)), []).append((point, NUMBER.findall(point.tip)))
-    for (is_pale, words), told in sorted(groups.items(), key=lambda group: not group[0][0]):
-        columns = list(zip(*(numbers for _, numbers in told), strict=True))
-        differ = [column for column in columns if len(set(column)) > 1]
-        said = [f"%{{customdata[{differ.index(one)}]:~r}}" if one in differ else one[0] for one in columns]
-        place = "%{{y:.3~r}} {}, %{{x:.3~r}} {}".format(*cloud.units)
-        look = cloud.look
-        yield {
-            "type": "scatter",
-            "name": escape(cloud.name),
-            "x": [point.x for point, _ in told],
-            "y": [point.y for point, _ in told],
-            "mode": "markers",
-            "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": OPACITY[is_pale]},
-            "customdata": [list(map(float, numbers)) for numbers in zip(*differ, strict=True)],
-            "hovertemplate": _lines(f"{escape(words).format(*said)}: {place}") + "<extra></extra>",
-        }
 
 
 def _curve(curve: charts.Curve) -> Data:

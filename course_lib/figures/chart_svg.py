@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from course_lib.figures.chart import Bar, Chart, Cloud, Curve, Label, Panel, Point, Rule
+from course_lib.figures.chart import Bar, Chart, Curve, Label, Panel, Point, Rule
 from course_lib.figures.frame import begin, draw_line, draw_numbers_beside, draw_symbol
-from course_lib.figures.palette import OPACITY, PAPER
+from course_lib.figures.palette import PAPER
 from course_lib.figures.svg import HALO, Sheet, text_width
-
-CELL = 5.0  # pixels of a cell: only the first dot in it is drawn
 
 
 def draw(chart: Chart) -> Sheet:
@@ -23,14 +21,13 @@ def draw(chart: Chart) -> Sheet:
 
 
 class _Box(NamedTuple):
-    """A panel's place on the sheet, in pixels. taken: the cells that have a dot."""
+    """A panel's place on the sheet, in pixels."""
 
     panel: Panel
     left: float
     right: float
     top: float
     bottom: float
-    taken: set[tuple[int, int]]
 
     def x(self, value: float) -> float:
         return self.left + (self.right - self.left) * self.panel.x.share(value)
@@ -45,7 +42,7 @@ class _Box(NamedTuple):
 def _draw_panel(sheet: Sheet, panel: Panel, left: float, width: float, top: float) -> float:
     """Draw a panel from `left` on, `width` wide; return the y below it."""
     top += panel.head
-    box = _Box(panel, left + panel.left, left + width - panel.right, top, top + panel.height, set())
+    box = _Box(panel, left + panel.left, left + width - panel.right, top, top + panel.height)
     if panel.shaded:
         with sheet.group(fill="currentColor", fill_opacity=0.1):
             for low, high in panel.shaded:
@@ -117,23 +114,6 @@ def _curve(sheet: Sheet, box: _Box, curve: Curve) -> None:
         _point(sheet, box, point)
 
 
-def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
-    """Draw dots where no other cloud has one, as two shapes, one of them pale."""
-    cells: dict[tuple[int, int], tuple[Point, bool]] = {}
-    for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
-        x, y = box.at(point)
-        cell = int(x / CELL), int(y / CELL)
-        if cell not in box.taken:
-            cells.setdefault(cell, (point, is_pale))
-    for pale, opacity in OPACITY.items():
-        dots = "".join(
-            "M{:.1f},{:.1f}h0".format(*box.at(point)) for point, is_pale in cells.values() if is_pale == pale
-        )
-        look: dict[str, Any] = {"stroke": cloud.look.color, "stroke_opacity": opacity}
-        sheet.path(dots, fill="none", stroke_width=3, stroke_linecap="square", **look)
-    box.taken.update(cells)
-
-
 def _bar(sheet: Sheet, box: _Box, bar: Bar) -> None:
     if bar.size <= 0:
         return
@@ -164,7 +144,6 @@ def _rule(sheet: Sheet, box: _Box, rule: Rule) -> None:
 DRAW: dict[type, Callable[..., None]] = {
     Point: _point,
     Curve: _curve,
-    Cloud: _cloud,
     Bar: _bar,
     Rule: _rule,
 }

@@ -397,13 +397,14 @@ print(f"{len(found):,} plans, {sum(one.fits for one in found):,} of them fit")
 print(f"{sum(one.fit == 'may fit' for one in found):,} more may fit: they come after these")
 
 # %% [markdown]
-# Each is a dot in this picture, a dark one if the plan fits for certain. Down is faster, left is smaller. Rest the
-# mouse on a dot to see its plan, and click on a name below the picture to hide its dots or to bring them back.
+# In this picture a dot is the fastest of all plans with the same ranks, ZeRO stage and recomputation. Down is faster,
+# left is smaller. Rest the mouse on a dot to see its plan, and click on a name below the picture to hide its dots or to
+# bring them back.
 
 # %%
 from course_lib.figures import plan_map
 
-plan_map(found, title="Every plan for 70 billion parameters on 1,024 A100")
+plan_map(found, title="Plans for 70 billion parameters on 1,024 A100")
 
 # %% tags=["build-only"]
 unsure = sum(one.fit != "fits" for one in found.pareto)

@@ -116,7 +116,6 @@ def test_every_plan_of_the_front_has_its_place_and_its_tooltip() -> None:
     across = {number: x for number, (x, y) in numbers.items() if y == below}
     (low, x0), (high, x1) = min(across.items()), max(across.items())
     tips = {box.tip: box for box in boxes(svg) if not box.tip.startswith("90%")}
-    assert len(tips) == len(FOUND.pareto)
     for one in FOUND.pareto:
         (box,) = [box for tip, box in tips.items() if tip.startswith(f"{plan_in_words(one.plan)}: ")]
         share = math.log(one.memory.total / GiB / low) / math.log(high / low)

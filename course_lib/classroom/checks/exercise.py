@@ -9,17 +9,10 @@ do the arguments fit?  ->  each case on real ranks  ->  the price, beside that o
 
 from __future__ import annotations
 
-import builtins
-import difflib
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import CodeType
 from typing import Any
-
-import torch
-import torch.distributed as dist
 
 from course_lib.classroom.checks.evidence import Evidence
 from course_lib.classroom.checks.part import AMOUNTS, TIMEOUT, Budget, Case, Mistake, Observed, Part
@@ -30,6 +23,8 @@ from course_lib.timeline import Timeline
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
 SLIPS = (*MISSPELT, "AttributeError", "TypeError")
+SLIP = "Python stopped at one line; this says nothing about your idea yet."
+NO_HANDLE = "There is no handle to wait for: without `async_op=True`, a collective is over when it returns."
 BROKEN = "The check itself failed, which says nothing about your function. Please report this."
 UNWRITTEN = "Replace `raise NotImplementedError()` by your own lines. The hints above unfold one by one."
 RAISED = (
@@ -148,7 +143,9 @@ def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[
     failing = (one for one in exercise.mistakes if one.fails and cause)
     if mistakes := [one for one in failing if _fails_alike(exercise, case, one, error)]:
         return _named(Verdict(exercise.name, "idea", "", facts=facts), mistakes)
-    if {"threading", "Thread", "ThreadPoolExecutor"}.intersection(getattr(_code(fn), "co_names", ())):
+    if {"threading", "Thread", "ThreadPoolExecutor"}.intersection(
+        getattr(getattr(fn, "__code__", None), "co_names", ())
+    ):
         return Verdict(exercise.name, "idea", IN_A_THREAD, facts=facts)
     if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
         return Verdict(exercise.name, "idea", error.details, facts=facts)
@@ -156,7 +153,8 @@ def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[
         new = "Your function raises an exception at something that is new."
         return Verdict(exercise.name, "idea", new, facts=facts)
     if kind in SLIPS:
-        return Verdict(exercise.name, "slip", _explain_slip(str(cause), fn), facts=facts)
+        is_unwaited = "'NoneType' object has no attribute 'wait'" in str(cause)
+        return Verdict(exercise.name, "slip", NO_HANDLE if is_unwaited else SLIP, facts=facts)
     endless = f"Nothing here should take {TIMEOUT:g} seconds: perhaps a loop never ends. Look at what would end it."
     return Verdict(exercise.name, "error", endless if isinstance(error, RankTimeout) else RAISED, facts=facts)
 
@@ -174,24 +172,6 @@ def _how_it_ended(error: RunError) -> tuple:
     """The error of a run, as far as it is the same on every machine; which waiting ranks raise, too, is not."""
     raised = [error.histories[row.rank] for row in error.report.rows if row.state == "raised"]
     return type(error), repr(error.__cause__), {tuple((op.name, op.peer, op.elements) for op in one) for one in raised}
-
-
-def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
-    """Plain words for a misspelt name or a wrong type, with a guess at the right one."""
-    if "'NoneType' object has no attribute 'wait'" in text:
-        return "There is no handle to wait for: without `async_op=True`, a collective is over when it returns."
-    code = _code(fn)
-    local = [*code.co_varnames, *code.co_names, *getattr(fn, "__globals__", {})] if code else []
-    around = {*local, *dir(builtins)} if "name '" in text or "variable '" in text else {*dir(torch.Tensor), *dir(dist)}
-    misspelt = re.search(r"(?:name|variable|attribute) '(\w+)'", text)
-    meant = difflib.get_close_matches(misspelt[1], around - {misspelt[1]}) if misspelt else []
-    advice = f" Did you mean `{meant[0]}`?" if meant else ""
-    return f"Python stopped at one line; this says nothing about your idea yet.{advice}"
-
-
-def _code(fn: Callable[..., Any]) -> CodeType | None:
-    """The code of a function that is written in Python."""
-    return getattr(fn, "__code__", None)
 
 
 # The price

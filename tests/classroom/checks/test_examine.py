@@ -44,10 +44,6 @@ def misspells_a_name(tensor: Tensor) -> None:
     tensor *= wrold_size * world_size  # type: ignore[name-defined]  # noqa: F821
 
 
-def misspells_a_function(tensor: Tensor) -> None:
-    dist.isned(tensor, 0)  # type: ignore[attr-defined]
-
-
 def misspells_a_method(tensor: Tensor) -> None:
     tensor.tensor_spilt(2)  # type: ignore[attr-defined]
 
@@ -89,9 +85,8 @@ def test_a_stub_is_not_a_mistake() -> None:
 @pytest.mark.parametrize(
     ("fn", "words"),
     [
-        (misspells_a_name, "Did you mean `world_size`?"),
-        (misspells_a_function, "Did you mean `isend`?"),
-        (misspells_a_method, "Did you mean `tensor_split`?"),
+        (misspells_a_name, "says nothing about your idea yet."),
+        (misspells_a_method, "says nothing about your idea yet."),
         (gives_too_many_arguments, "says nothing about your idea yet."),
         (waits_for_no_handle, "without `async_op=True`, a collective is over when it returns."),
     ],

@@ -243,17 +243,6 @@ def test_a_card_opened_anew_shows_what_was_decided() -> None:
     assert "It was right." in third.status.value
 
 
-def test_a_card_opened_anew_says_if_it_was_once_answered_rightly() -> None:
-    for answer in ("b", "a"):
-        questions.load("Q4").answer(answer)
-    before = "You have found the right answer before."
-    assert "It was not the one." in Card("Q4").status.value and before in Card("Q4").status.value
-    questions.load("Q4").commit("c")
-    assert "You have decided: c" in Card("Q4").status.value and before in Card("Q4").status.value
-    questions.load("Q2").commit(["x", "y"])
-    assert before not in Card("Q2").status.value
-
-
 def test_a_kept_answer_that_no_longer_fits_the_question_is_left_alone() -> None:
     journal.record("committed", "Q4", 0, "z")
     card = Card("Q4")
