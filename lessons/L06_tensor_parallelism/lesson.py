@@ -167,7 +167,7 @@ def explored(ranks, hidden):
 # 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? What grows
 #    with the square of the hidden size, and what with the hidden size itself?
 # 3. Are 8 ranks faster than 4 with hidden size 64?
-# 4. Switch *sequence parallel* on. What becomes of the two all-reduces, and how many bytes does it save? You will
+# 4. Move *sequence* to *parallel*. What becomes of the two all-reduces, and how many bytes does it save? You will
 #    need this in section 8.
 
 # %%

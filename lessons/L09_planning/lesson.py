@@ -349,8 +349,7 @@ off = [abs(one.total / published["BLOOM"][-1] - 1) for one in (*told, together)]
 # {{shipped.high / shipped.total - 1:percent}} above the middle, and is {{told[0].high / told[0].total - 1:percent}}
 # above it after one step, {{together.high / together.total - 1:percent}} after four. Above all it moves the middle to
 # your machine: with one row of a source, the mean error of its other published steps falls from {{steps.mean:.1%}} to
-# {{one_row.mean:.1%}}. From the second step on, the network's share of its peak is fitted as well, if the steps agree
-# much better with another than the catalogue's; these four do not. (A run of `course_lib.scale_out.train` by torchrun
+# {{one_row.mean:.1%}}. (A run of `course_lib.scale_out.train` by torchrun
 # prints at its end how long a step took.)
 #
 # What can you trust the planner with? With what fits by far or fails by far, and with the order of plans that are

@@ -80,10 +80,9 @@ def test_data_parallelism(lab: Any) -> None:
     expect(step).to_have_attribute("aria-label", re.compile("^2 ranks"), timeout=MOVE)
     says(explorer, "2 ranks, 32 samples, emulated")
     assert fits_one_screen(explorer) == high
-    overlap = explorer.get_by_role("checkbox", name="overlap")
-    for switch in (overlap.click, lambda: overlap.press("Space")):
+    for key in ("ArrowLeft", "ArrowRight"):
         before = step.inner_html()
-        switch()
+        press(explorer, "overlap", key)
         expect(step).not_to_have_js_property("innerHTML", before, timeout=MOVE)
     expect(step).to_contain_text("before (thin bars): ")
     a_step_is_pinned(explorer)

@@ -1,4 +1,4 @@
-"""A slider and a switch with names and values that screen readers can read.
+"""A slider with a name and values that screen readers can read.
 
 The sliders of ipywidgets have no name for a screen reader, which also reads the number of an option instead of the
 option. These are the browser's own: label, value in words and keys work without code.
@@ -14,16 +14,11 @@ import traitlets
 from course_lib.classroom.widgets.answers import HERE, Labelled
 
 
-class Control(Labelled):
-    """A control of an explorer. moved: when it was last moved, in milliseconds on the browser's clock."""
-
-    moved = traitlets.Float().tag(sync=True)
-
-
-class Slider(Control):
+class Slider(Labelled):
     """A slider over some options. Dragging changes `value` only at its release.
 
     options: at least one value.  texts: how each is written; by default `str`.
+    moved: when it was last moved, in milliseconds on the browser's clock.
 
     Raises ValueError for a value that is not an option.
     """
@@ -31,6 +26,7 @@ class Slider(Control):
     _esm = HERE / "slider.js"
     texts = traitlets.List(traitlets.Unicode()).tag(sync=True)
     index = traitlets.Int().tag(sync=True)
+    moved = traitlets.Float().tag(sync=True)
 
     def __init__(self, label: str, options: Sequence[Any], value: Any, texts: Sequence[str] | None = None) -> None:
         self.options = tuple(options)
@@ -50,17 +46,5 @@ class Slider(Control):
         self.index = self.options.index(value)
 
 
-class Switch(Control):
-    """A switch that is on or off. text: the meaning of on."""
-
-    _esm = HERE / "switch.js"
-    text = traitlets.Unicode().tag(sync=True)
-    value = traitlets.Bool().tag(sync=True)
-
-    def __init__(self, label: str, value: bool, text: str = "") -> None:
-        super().__init__(label=label, value=value, text=text)
-
-
-def in_words(control: Slider | Switch) -> str:
-    text = control.texts[control.index] if isinstance(control, Slider) else "on" if control.value else "off"
-    return f"{control.label} {text}"
+def in_words(slider: Slider) -> str:
+    return f"{slider.label} {slider.texts[slider.index]}"

@@ -89,7 +89,7 @@ class Runs(dict[Any, Any]):
 class Explorer:
     """An explorer as a widget, with its controls; without widgets, as its first pictures.
 
-    controls: each has a `label` and a `value`.
+    controls: sliders.
     look: called with these values; yields ever more complete views.
     heights: pixels reserved for the part above, and for the picture below, so that nothing moves when they grow.
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from course_lib import Span, Timeline
-from course_lib.classroom.widgets.controls import Slider, Switch
+from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import Explorer, View
 from course_lib.figures import gantt, in_flight
 from course_lib.ranks import Deadlock
@@ -30,7 +30,7 @@ class Pieces:
         self.clock = 0.0  # seconds: each view takes ten milliseconds
         self.number = Slider("number", (1, 2, 3), 1)
         self.said: list[tuple[str, float]] = []
-        self.explorer = Explorer([self.number, Switch("more", True)], self.look)
+        self.explorer = Explorer([self.number, Slider("more", (False, True), True)], self.look)
         self.explorer.running.observe(lambda _: self.said.append(self.now), "words")
 
     @property
@@ -231,7 +231,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.seconds = Slider("seconds", (5, 10, 20), 10)
-        self.explorer = Explorer([self.seconds, Switch("overlap", True)], self.look)
+        self.explorer = Explorer([self.seconds, Slider("overlap", (False, True), True, ("off", "on"))], self.look)
 
     def look(self, seconds: int, overlap: bool) -> list[View]:
         step = Timeline([Span(0, "forward", "", 0.0, float(seconds))], 1, "modelled")
