@@ -16,6 +16,7 @@ from typing import Any
 
 from course_lib.classroom.checks.evidence import Evidence
 from course_lib.classroom.checks.part import AMOUNTS, TIMEOUT, Budget, Case, Mistake, Observed, Part
+from course_lib.classroom.checks.prose import TEXTS
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, renew
 from course_lib.timeline import Timeline
@@ -23,18 +24,6 @@ from course_lib.timeline import Timeline
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
 SLIPS = (*MISSPELT, "AttributeError", "TypeError")
-SLIP = "Python stopped at one line; this says nothing about your idea yet."
-NO_HANDLE = "There is no handle to wait for: without `async_op=True`, a collective is over when it returns."
-BROKEN = "The check itself failed, which says nothing about your function. Please report this."
-UNWRITTEN = "Replace `raise NotImplementedError()` by your own lines. The hints above unfold one by one."
-RAISED = (
-    "Your function raised an exception, so its idea could not be tried. The last words of the exception usually name "
-    "the thing that is not what the line takes it for; print its shape or its value just before."
-)
-IN_A_THREAD = (
-    "Your function starts a thread of its own. The emulated clock follows one thread of each rank, so a message that "
-    "another one begins is refused, and its receiver waits. `dist.isend` returns at once and needs no thread."
-)
 
 
 @dataclass(eq=False)
@@ -53,7 +42,7 @@ class Exercise(Part):
             raise
         except Exception as error:
             facts = (("What happened", f"{type(error).__name__}: {error}"),)
-            verdict = Verdict(self.name, "error", BROKEN, facts=facts)
+            verdict = Verdict(self.name, "error", TEXTS["broken"], facts=facts)
         name = getattr(fn, "__name__", "")
         return replace(verdict, name=name) if isinstance(name, str) and name.isidentifier() else verdict
 
@@ -136,7 +125,7 @@ def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:
 def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[..., Any], is_new: bool) -> Verdict:
     cause, kind = error.__cause__, type(error.__cause__).__name__
     if kind == "NotImplementedError" and not str(cause):
-        return Verdict(exercise.name, "unwritten", UNWRITTEN)
+        return Verdict(exercise.name, "unwritten", TEXTS["stub"])
     said = error.message if error.details.startswith("Traceback") else f"{error.message} {error.details}"
     lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in said)
     facts = (("What happened", error.message), *(("Line", line) for line in lines))
@@ -146,17 +135,16 @@ def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[
     if {"threading", "Thread", "ThreadPoolExecutor"}.intersection(
         getattr(getattr(fn, "__code__", None), "co_names", ())
     ):
-        return Verdict(exercise.name, "idea", IN_A_THREAD, facts=facts)
+        return Verdict(exercise.name, "idea", TEXTS["thread"], facts=facts)
     if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
         return Verdict(exercise.name, "idea", error.details, facts=facts)
     if is_new and cause and kind not in MISSPELT:
-        new = "Your function raises an exception at something that is new."
-        return Verdict(exercise.name, "idea", new, facts=facts)
+        return Verdict(exercise.name, "idea", TEXTS["new"], facts=facts)
     if kind in SLIPS:
-        is_unwaited = "'NoneType' object has no attribute 'wait'" in str(cause)
-        return Verdict(exercise.name, "slip", NO_HANDLE if is_unwaited else SLIP, facts=facts)
-    endless = f"Nothing here should take {TIMEOUT:g} seconds: perhaps a loop never ends. Look at what would end it."
-    return Verdict(exercise.name, "error", endless if isinstance(error, RankTimeout) else RAISED, facts=facts)
+        what = "no handle" if "'NoneType' object has no attribute 'wait'" in str(cause) else "misspelt"
+        return Verdict(exercise.name, "slip", TEXTS[what], facts=facts)
+    text = TEXTS["endless" if isinstance(error, RankTimeout) else "raised"].format(seconds=TIMEOUT)
+    return Verdict(exercise.name, "error", text, facts=facts)
 
 
 def _fails_alike(exercise: Part, case: Case, mistake: Mistake, error: RunError) -> bool:

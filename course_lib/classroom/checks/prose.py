@@ -7,16 +7,19 @@
 
     How much does such a sample count?                  a question that leads out of it
 
-It is read when it is first needed, so ranks do not read it.
+It is read when it is first needed, so ranks do not read it. What a check says of any part stands in texts.md here.
 """
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import NamedTuple
 
 from course_lib.classroom import rooms
 from course_lib.classroom.pages import sections
+
+TEXTS = {heading[2:]: text for _, heading, text in sections(Path(__file__).with_name("texts.md"))}
 
 
 class Advice(NamedTuple):

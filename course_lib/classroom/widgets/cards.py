@@ -15,6 +15,7 @@ The decision is in the student's file before it is run, and shown again when the
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from course_lib.classroom.questions.markup import inline, to_html, to_text
 from course_lib.classroom.questions.outcome import VERDICTS, Feedback
 from course_lib.classroom.questions.question import Question, is_for_a_room
 from course_lib.classroom.widgets import answers
-from course_lib.classroom.widgets.running import Running, attempt, explained, said, shown
+from course_lib.classroom.widgets.running import Running, attempt, beside_this, explained, said, shown
 from course_lib.figures.axis import counted
 from course_lib.planner.spec import V_SHAPED
 
@@ -40,18 +41,7 @@ BELOW = widgets.Layout(width="100%", max_width="52em", order="1")
 DECIDE, RUN, AGAIN = "Commit to this answer", "Run it", "Try another answer"
 HIDE, OTHER = "Hide the answer", "Other numbers"
 
-IN_A_PLAN = {  # labels of the fields to decide
-    "dp": "replicas (dp)",
-    "tp": "tensor ranks (tp)",
-    "pp": "pipeline stages (pp)",
-    "micro_batch": "samples in a micro-batch",
-    "schedule": "schedule",
-    "virtual_stages": "stages on each rank",
-    "zero": "ZeRO stage",
-    "recompute": "recomputation",
-    "sequence_parallel": "sequence parallelism",
-    "precision": "precision",
-}
+IN_A_PLAN: dict[str, str] = json.loads(beside_this("plan.json"))  # labels of the fields to decide
 
 
 class Field(NamedTuple):
