@@ -39,8 +39,7 @@ With f = 4 h and e = 2 the terms in h are 32 s b h. Korthikanti et al. 2022 coun
                   backward pass computes them anew from query, key and log-sum-exp (Dao et al. 2022)
     + 8 s b + 4 a s b     the norms' statistics and the log-sum-exp, which the paper leaves out as small
 
-Fewer heads of keys and values change nothing here: Attention repeats them to a heads first, and saves those. This
-holds on the CPU; kernels of a GPU round some of it up and keep the norms' statistics in 32 bits.
+This holds on the CPU; kernels of a GPU round some of it up and keep the norms' statistics in 32 bits.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.1;
 Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness";

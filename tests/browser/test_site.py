@@ -178,7 +178,7 @@ def test_a_walk_through_the_site(page: Page, served: str) -> None:
 
 def test_the_same_from_a_disk(page: Page, folder: Path) -> None:
     page.goto(f"{folder.as_uri()}/{LESSON}")
-    alive(page, " >> nth=0").get_by_role("slider").press("ArrowRight")
+    alive(page, " >> nth=0").get_by_role("slider", name="stages").press("ArrowRight")
     expect(page.locator(".live p[role=status]").first).to_contain_text("3 stages")
     page.get_by_role("searchbox").fill("polite")
     expect(page.locator("#hits a")).to_have_count(1)

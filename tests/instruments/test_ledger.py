@@ -51,8 +51,6 @@ SHAPES = [
     (GPTConfig(hidden=16, heads=2, sequence=8), 3),
     (GPTConfig(hidden=32, heads=4, sequence=24), 1),
     (GPTConfig(hidden=48, heads=3, sequence=33, ffn_hidden=40), 2),
-    (GPTConfig(hidden=32, heads=4, sequence=8, kv_heads=2), 2),
-    (GPTConfig(hidden=32, heads=4, sequence=8, kv_heads=1), 2),
 ]
 
 

@@ -46,9 +46,9 @@ Sizes = tuple[int, int, int]
 Case = tuple[Sizes, str, torch.dtype, str]  # mesh, schedule, dtype, what is special
 
 EIGHT_RANKS: list[Case] = [
-    ((2, 2, 2), "1f1b", F64, "tied clip zero sequence grouped"),
+    ((2, 2, 2), "1f1b", F64, "tied clip zero sequence"),
     ((2, 2, 2), "gpipe", F32, "tied clip frozen padded"),
-    ((2, 2, 2), "zbv", F32, "loose grouped zero"),
+    ((2, 2, 2), "zbv", F32, "loose zero"),
     ((2, 2, 2), "dualpipev", F64, "tied clip zero sequence frozen"),
 ]
 FOUR_RANKS: list[Case] = [
@@ -62,8 +62,7 @@ FOUR_RANKS: list[Case] = [
 
 
 def build(special: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
-    tied, kv_heads = "tied" in special, 2 if "grouped" in special else None
-    model = TinyGPT(replace(CONFIG, tied_embeddings=tied, kv_heads=kv_heads), seed, dtype)
+    model = TinyGPT(replace(CONFIG, tied_embeddings="tied" in special), seed, dtype)
     if "frozen" in special:
         for name in ("blocks.1.attention.query.weight", "blocks.2.mlp_norm.weight", "blocks.0.token.weight"):
             model.get_parameter(name).requires_grad_(False)

@@ -1,8 +1,7 @@
 """Tensor parallelism, against one process that has the whole model and against DTensor's parallelize_module.
 
 Every rank builds its model from a seed of its own, so nothing here passes without the first synchronization. Neither
-two nor four ranks divide the vocabulary, four do not divide the hidden units, and in the grouped cases two heads of
-queries ask one of keys and values.
+two nor four ranks divide the vocabulary, and four do not divide the hidden units.
 
 Cutting a matrix changes the order of sums: a product is added up from parts. A gradient is a sum over samples x
 positions, of products that are themselves sums as long as the widest layer, and n numbers of rounding error eps make an
@@ -63,8 +62,7 @@ def build(case: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> TinyG
     shape = replace(
         CONFIG,
         tied_embeddings="tied" in case,
-        heads=8 if "grouped" in case else 4,
-        kv_heads=4 if "grouped" in case else None,
+        heads=8 if "narrow" in case else 4,
         ffn_hidden=64 if "even" in case else CONFIG.ffn_hidden,
     )
     model = TinyGPT(shape, seed, dtype)
@@ -140,10 +138,10 @@ def each_way(rank: int, train: Callable[..., Any], case: str, ways: list[tuple[t
     [
         (2, "plain"),
         (2, "sequence"),
-        (2, "tied frozen grouped sequence"),
-        (4, "grouped"),
+        (2, "tied frozen narrow sequence"),
+        (4, "narrow"),
         (4, "tied frozen"),
-        (4, "tied frozen grouped sequence"),
+        (4, "tied frozen narrow sequence"),
     ],
 )
 def test_training_is_that_of_one_process_with_the_whole_model(case: str, n: int) -> None:
@@ -171,14 +169,14 @@ def test_two_tensor_groups_side_by_side_train_two_models() -> None:
     def train(rank: int) -> State:
         groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
         group = groups[rank % 2]
-        model = parallelize(build("grouped", torch.float64, seed=rank), group, sequence_parallel=True)
+        model = parallelize(build("narrow", torch.float64, seed=rank), group, sequence_parallel=True)
         loss_of(model, 0, group).backward()
         sum_partial_gradients(model, group)
         return whole(model, group)
 
     states = launch(train, 4, device="cpu").results
     for rank, state in enumerate(states):
-        model = build("grouped", torch.float64, seed=rank % 2)
+        model = build("narrow", torch.float64, seed=rank % 2)
         inputs, targets = minibatch(0, SAMPLES)
         data.answer_loss(model(inputs), targets).backward()
         close(state, snapshot(model), steps=1)
@@ -201,13 +199,13 @@ def test_the_stages_of_a_pipeline_can_be_cut_one_by_one(sequence_parallel: bool)
 
 def test_gradients_of_several_backward_passes_are_summed_over_ranks_once() -> None:
     def accumulate(rank: int) -> State:
-        model = parallelize(build("grouped", torch.float64, seed=rank), sequence_parallel=True)
+        model = parallelize(build("narrow", torch.float64, seed=rank), sequence_parallel=True)
         for step in range(STEPS):
             loss_of(model, step).backward()
         sum_partial_gradients(model)
         return whole(model)
 
-    model = build("grouped", torch.float64)
+    model = build("narrow", torch.float64)
     for step in range(STEPS):
         inputs, targets = minibatch(step, SAMPLES)
         data.answer_loss(model(inputs), targets).backward()
@@ -361,7 +359,7 @@ def test_gathered_shares_are_the_tensor(n: int, dim: int) -> None:
 
 
 def test_a_checkpoint_moves_between_numbers_of_ranks() -> None:
-    case = "tied frozen grouped"
+    case = "tied frozen narrow"
 
     def save(rank: int) -> State:
         return full_state(parallelize(build(case, seed=rank + 3)))
@@ -393,7 +391,7 @@ def test_each_rank_holds_its_share_of_the_matrices_and_of_their_gradients() -> N
         assert total < 0.27 * whole_model
 
 
-@pytest.mark.parametrize("case", ["tied", "tied grouped sequence"])
+@pytest.mark.parametrize("case", ["tied", "tied narrow sequence"])
 def test_the_norm_of_the_gradient_counts_shares_everywhere_and_copies_once(case: str) -> None:
     def norm(rank: int) -> float:
         model = parallelize(build(case, torch.float64, seed=rank), sequence_parallel="sequence" in case)
@@ -417,7 +415,7 @@ def test_the_norm_of_the_gradient_counts_shares_everywhere_and_copies_once(case:
 
 
 def test_ranks_that_cannot_share_the_heads_are_told_how_many_could() -> None:
-    words = r"3 ranks cannot share heads=4 with kv_heads=4, but one of \[1, 2, 4\] can"
+    words = r"3 ranks cannot share heads=4, but one of \[1, 2, 4\] can"
     with pytest.raises(RankFailed, match=words):
         launch(lambda rank: parallelize(TinyGPT(GPTConfig())), 3, device="cpu")
 
