@@ -64,9 +64,3 @@ def stacked(
         tip = f"{name}: {style.label} {text}"
         yield Bar(part, style, at, size, end, tip, thickness, text if is_across else "", is_across)
         end += size
-
-
-def with_origins(origins: Mapping[str, str]) -> dict[str, str]:
-    """The label of each bar: its name, and its origin if the bars have different ones."""
-    is_mixed = len(set(origins.values())) > 1
-    return {name: f"{name} ({origin})" if is_mixed else name for name, origin in origins.items()}

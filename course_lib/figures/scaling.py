@@ -95,8 +95,6 @@ def _relative(rates: dict[int, float]) -> dict[int, float]:
 
 def _in_words(name: str, speeds: dict[int, float]) -> str:
     fewest, most = min(speeds), max(speeds)
-    if fewest == most:
-        return f"{name}, only {fewest} timed"
     times, share = number(speeds[most] / fewest), percent(speeds[most] / most)
     return f"{name}, {most} ranks are {times} times as fast as {fewest}, {share} of the ideal"
 

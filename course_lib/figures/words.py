@@ -117,6 +117,4 @@ def _difference(timeline: Timeline, compare: Timeline) -> str:
     change = compare.makespan / timeline.makespan - 1
     if isclose(compare.makespan, timeline.makespan):
         return ", exactly as long"
-    if abs(change) < 0.005:
-        return ", as long within 1%"
     return f", {percent(abs(change))} {'shorter' if change < 0 else 'longer'}"

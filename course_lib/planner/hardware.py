@@ -88,13 +88,9 @@ class Device:
     host: str = "PCIe 5"
 
 
-def _device(tflops: dict[str, float], **figures: Any) -> Device:
-    return Device(peak={precision: value * 1e12 for precision, value in tflops.items()}, **figures)
-
-
 _CATALOGUE = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
 LINKS = {row["name"]: Interconnect(**row) for row in _CATALOGUE["links"]}
-DEVICES = {row["name"]: _device(**row) for row in _CATALOGUE["devices"]}
+DEVICES = {row["name"]: Device(**row) for row in _CATALOGUE["devices"]}
 
 
 @dataclass(frozen=True)

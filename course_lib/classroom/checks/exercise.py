@@ -9,7 +9,7 @@ do the arguments fit?  ->  each case on real ranks  ->  the price, beside that o
 
 from __future__ import annotations
 
-import inspect
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +22,7 @@ from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, R
 from course_lib.timeline import Timeline
 
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
+LEVELS = ("best known", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)  # and shares of the points
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
 SLIPS = (*MISSPELT, "AttributeError", "TypeError")
 
@@ -48,8 +49,6 @@ class Exercise(Part):
 
 
 def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
-    if complaint := _wrong_arguments(exercise, fn):
-        return Verdict(exercise.name, "slip", complaint)
     passed: list[Evidence] = []
     cases = exercise.all_cases(seed)
     for case in cases:
@@ -72,20 +71,6 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
     if exercise.budget:
         return rated(verdict, exercise, exercise.budget, run)
     return _weigh(verdict, run, exercise.run_right(case), exercise.memory)
-
-
-def _wrong_arguments(exercise: Part, fn: Any) -> str:
-    wanted = inspect.signature(exercise.right)
-    if not callable(fn):
-        return f"The check was given {fn!r}, which is no function. Give it the function itself, without parentheses."
-    yours: Any = "(...)"  # a function that is not written in Python
-    try:
-        yours = inspect.signature(fn)
-        yours.bind(*wanted.parameters)
-    except (TypeError, ValueError):
-        given = f"The check calls `{exercise.name}({', '.join(wanted.parameters)})`"
-        return f"{given}, and your function is `{exercise.name}{yours}`: give it these arguments again."
-    return ""
 
 
 def _what_is_new(case: Case, passed: list[Evidence], wrong: Verdict) -> tuple[tuple[str, str], ...]:
@@ -171,23 +156,12 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
     case = exercise.price_case
     given, best = exercise.run_right(case), exercise.run([program], case)
     yours, at_first, least = map(AMOUNTS[what], (run, given, best))
-    level, share = _level(yours / (1 + 1e-9), met, good, least)
+    level, share = LEVELS[bisect_left((least, good, met), yours / (1 + 1e-9))]
     text = f"{verdict.message} It takes {yours:,.0f} {what}: {level}."
     facts = (("The scale", f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known"),)
     beside = {"as given": given.timeline} | ({"best known": best.timeline} if yours > least else {})
     idle = Idle(run.timeline, best.timeline.idle_fraction(), beside)
     return replace(verdict, outcome="passed" if share else "price", message=text, facts=facts, share=share, idle=idle)
-
-
-def _level(yours: float, met: float, good: float, least: float) -> tuple[str, float]:
-    """The level on the scale of an open task, and its share of the points."""
-    if yours > met:
-        return "out of budget", 0.0
-    if yours > good:
-        return "met", 0.6
-    if yours > least:
-        return "good", 0.8
-    return "best known", 1.0
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:

@@ -40,19 +40,20 @@ AGAIN = "Move a control to go on."
 
 def compared(seconds: float, predicted: float) -> str:
     """The time of an emulated run beside the prediction, in words."""
-    if isclose(seconds, predicted):
-        return EXACTLY
-    off = abs(seconds - predicted)
-    how_much = percent(off / predicted) if off >= 0.01 * predicted else duration(off)
-    return f"{how_much} {'longer' if seconds > predicted else 'shorter'} than predicted"
+    return EXACTLY if isclose(seconds, predicted) else f"{_difference(seconds, predicted)} than predicted"
 
 
 def beside_pinned(seconds: float, pinned: float) -> str:
     """The time of a step beside the pinned one, in words."""
     if isclose(seconds, pinned):
         return "It takes exactly as long as the pinned one"
-    off, how = abs(seconds - pinned), "longer" if seconds > pinned else "shorter"
-    return f"It is {duration(off)} {how} than the pinned one, {percent(off / pinned)}"
+    return f"It is {_difference(seconds, pinned)} than the pinned one"
+
+
+def _difference(seconds: float, other: float) -> str:
+    off = abs(seconds - other)
+    how_much = percent(off / other) if off >= 0.01 * other else duration(off)
+    return f"{how_much} {'longer' if seconds > other else 'shorter'}"
 
 
 class View(NamedTuple):
