@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -53,21 +54,15 @@ def figure(chart: charts.Chart) -> Data:
         # At the bottom of the figure; plotly makes room for as many rows as it takes.
         "legend": {"traceorder": "normal", "orientation": "h", "itemsizing": "constant", **BOTTOM},
     }
-    return {"data": _rounded(data), "layout": _rounded(layout)}
+    return json.loads(json.dumps({"data": data, "layout": layout}), parse_float=_rounded)
 
 
-def _rounded(value: Any) -> Any:
-    """A value without its last digits: from Python 3.12 on, sum() of floats rounds differently.
+def _rounded(text: str) -> float:
+    """A number without its last digits: from Python 3.12 on, sum() of floats rounds differently.
 
     A whole number is written as a browser writes it, so that saving an opened notebook leaves its file as it was.
     """
-    if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(one) for one in value]
-    if not isinstance(value, float):
-        return value
-    short = float(f"{value:.{DIGITS}g}")
+    short = float(f"{float(text):.{DIGITS}g}")
     return int(short) if short.is_integer() else short
 
 

@@ -86,11 +86,9 @@ class Options:
             least = 0 if name in ("save_every", "max_norm") else 1
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} has to be at least {least}")
-        if self.device not in ("", "cpu", "cuda"):
-            raise ValueError(f"device={self.device!r} is unknown; choose 'cpu', 'cuda' or '' for either")
-        for name, known in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
+        for name, known in (("schedule", SCHEDULES), ("precision", PRECISIONS), ("device", ("", "cpu", "cuda"))):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(known)}")
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {[*known]}")
 
     @property
     def uses_gpu(self) -> bool:

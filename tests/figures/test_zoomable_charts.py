@@ -98,7 +98,7 @@ def test_each_name_stands_once_in_the_legend(name: str) -> None:
 
 def test_every_kind_of_plan_has_a_dot_that_says_what_it_is_and_needs() -> None:
     traces = {trace.name: trace for trace in figure_of("plan_map").data}
-    found = {}
+    found: dict[tuple[object, ...], float] = {}
     for one in FOUND:
         plan, step = one.plan, one.step_time.total
         kind = plan.tp, plan.pp, plan.cp, plan.zero, plan.recompute

@@ -123,7 +123,7 @@ def test_every_option_is_on_the_command_line() -> None:
     ("words", "complaint"),
     [
         ("--steps 0", "steps=0 has to be at least 1"),
-        ("--schedule 2f2b", "schedule='2f2b' is unknown; choose one of naive, gpipe, 1f1b"),
+        ("--schedule 2f2b", "schedule='2f2b' is unknown; choose one of ['naive', 'gpipe', '1f1b'"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_named(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

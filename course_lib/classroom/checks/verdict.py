@@ -89,7 +89,7 @@ class Verdict:
 
     def __str__(self) -> str:
         parts = [self._headline(), self.message, *(f"{label}: {text}" for label, text in self.facts)]
-        parts += ["\n".join(_columns(self.costs))] if self.costs else []
+        parts += ["\n".join(f"{what}: {yours}, best possible {best}" for what, yours, best in self.costs)]
         return "\n\n".join(part.replace("`", "") for part in [*parts, *self.remarks] if part)
 
     def _headline(self) -> str:
@@ -137,12 +137,6 @@ def _show(verdict: Verdict) -> None:
         print(verdict)
     else:
         display(verdict)
-
-
-def _columns(costs: Iterable[Cost]) -> list[str]:
-    rows = [("price", "yours", "best possible"), *costs]
-    width = max(len(row[0]) for row in rows)
-    return [f"{what.ljust(width)}  {yours:>12}  {best:>13}" for what, yours, best in rows]
 
 
 def _table(costs: Iterable[Cost]) -> str:

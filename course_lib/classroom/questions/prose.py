@@ -84,10 +84,9 @@ class Page:
         for heading, (place, text) in self.sections.items():
             try:
                 sections[heading] = Section(place, EXPRESSIONS.vformat(text, (), known))
-            except NameError as error:
-                raise ValueError(f"{place}: {self.name} has no field {{{error.name}}}; {_choose(given)}") from None
             except Exception as error:
-                raise ValueError(f"{place}: {error}; write a brace that is no field twice") from None
+                known_here = f"{_choose(given)}, and write a brace that is no field twice"
+                raise ValueError(f"{place}: {self.name}: {error}; {known_here}") from None
         return replace(self, sections=sections, names=names)
 
     def only(self, *headings: str) -> dict[str, str]:

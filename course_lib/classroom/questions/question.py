@@ -66,8 +66,8 @@ class Question:
     def run(self, answer: Any) -> Feedback:
         """Run an answer that `commit` returned. Raises RunError if it was stopped."""
         outcome = self.form.run(answer)
-        complaint = self.keep("ran", answer, outcome.right)
-        return Feedback(self.form.words(answer), outcome, tuple(filter(None, [complaint])))
+        self.keep("ran", answer, outcome.right)
+        return Feedback(self.form.words(answer), outcome)
 
     def reveal(self) -> list[Feedback]:
         """Run everything that needs no answer, for a room that has discussed the question; keep nothing."""
@@ -85,13 +85,10 @@ class Question:
             return any(note.right for note in journal.notes() if (note.question, note.seed) == (self.name, self.seed))
         return False
 
-    def keep(self, what: str, answer: Any, right: bool | None = None) -> str:
-        """Keep a note; return a sentence if that was not possible."""
-        try:
+    def keep(self, what: str, answer: Any, right: bool | None = None) -> None:
+        """Keep a note, where one can be written."""
+        with contextlib.suppress(OSError):
             journal.record(what, self.name, self.seed, answer, right)
-        except OSError as error:
-            return f"(Your answer could not be kept: {error.strerror or error}. Is {journal.folder()} write-protected?)"
-        return ""
 
 
 @dataclass(frozen=True)

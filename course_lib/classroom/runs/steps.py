@@ -54,19 +54,16 @@ def training_step(
     pace: Pace | None = None,
     overlap: bool = True,
     config: GPTConfig = SMALL,
-    repeat: int = 1,
 ) -> Timeline:
     """Train with data parallelism on real ranks; the timeline of one step.
 
     batch_size: samples of the whole minibatch. One sample is one unit of `work` for the pace.
-    repeat: on the real clock, take the fastest of so many runs: other programs can only slow a run down.
 
     Raises ValueError if there are fewer samples than ranks.
     """
     if batch_size < world_size:
         raise ValueError(f"batch_size={batch_size} is less than world_size={world_size}; every rank needs a sample")
-    runs = (launch(_train, world_size, (batch_size, overlap, config), pace=pace) for _ in range(repeat))
-    return min((after_barrier(run.timeline) for run in runs), key=lambda step: step.makespan)
+    return after_barrier(launch(_train, world_size, (batch_size, overlap, config), pace=pace).timeline)
 
 
 def _train(rank: int, batch_size: int, overlap: bool, config: GPTConfig) -> None:

@@ -151,14 +151,14 @@ def test_items_are_those_of_a_list() -> None:
 
 
 def test_a_field_without_a_number_is_told(tmp_path: Path) -> None:
-    complaint = r"L02_lesson/questions.md:1: Q4 has no field {samples}; choose one of workers"
+    complaint = r"L02_lesson/questions.md:1: Q4: name 'samples' is not defined; choose one of workers"
     with pytest.raises(ValueError, match=complaint):
         pages(tmp_path, PAGE)["Q4"].fill({"workers": 4})
 
 
 def test_a_brace_that_is_no_field_is_told(tmp_path: Path) -> None:
     page = pages(tmp_path, "# Q4: Sets\n\nWhat?\n\n## answer\n{1, 2\n")["Q4"]
-    with pytest.raises(ValueError, match=r"L02_lesson/questions.md:5: .*; write a brace that is no field twice"):
+    with pytest.raises(ValueError, match=r"L02_lesson/questions.md:5: .*, and write a brace that is no field twice"):
         page.fill({})
 
 
