@@ -70,14 +70,8 @@ class Embedding(nn.Module):
         self.position = nn.Embedding(config.sequence, config.hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embed tokens and their positions. Raises ValueError for more tokens than the model has positions."""
-        length, longest = tokens.shape[-1], self.position.num_embeddings
-        if length > longest:
-            raise ValueError(
-                f"the input is {length} tokens long; this model has sequence={longest} positions, "
-                f"so give it at most {longest} tokens or build it with GPTConfig(sequence={length})"
-            )
-        return self.token(tokens) + self.position.weight[:length]
+        """Embed tokens and their positions, at most as many as the model's config has in a sequence."""
+        return self.token(tokens) + self.position.weight[: tokens.shape[-1]]
 
 
 class Attention(nn.Module):

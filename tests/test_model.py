@@ -139,9 +139,3 @@ def test_a_shape_that_cannot_be_built_is_refused_with_what_would_work(
         shape()
     assert named in str(refusal.value)
     assert works in str(refusal.value)
-
-
-def test_an_input_longer_than_the_model_is_refused_with_what_would_work() -> None:
-    model = TinyGPT(GPTConfig(sequence=4))
-    with pytest.raises(ValueError, match=r"8 tokens long.*sequence=4.*sequence=8"):
-        model(TOKENS)

@@ -52,8 +52,8 @@ memory_by_part(devices(first), first.capacity, title="The first plan: what each 
 #
 # So it does not fit yet. (Beside what tensors take, a device needs a **margin**: for its driver, for the communication
 # library, and for holes between tensors that the allocator cannot fill. And software differs in what it keeps: a plan
-# *fits* if even plain software has room, and *may fit* if only lean software has.) What **b** would bring, the planner
-# has told you already. *Predict:* which of these saves the most?
+# *fits* if even plain software has room, and *may fit* if only lean software has.) *Predict:* which of these saves the
+# most?
 #
 # - **a** ZeRO-1: the two replicas share out the optimizer's state
 # - **b** sequence parallelism: tensor ranks share out also what they all held whole

@@ -71,7 +71,8 @@ class Question:
 
     def reveal(self) -> list[Feedback]:
         """Run everything that needs no answer, for a room that has discussed the question; keep nothing."""
-        return [Feedback(words, outcome) for words, outcome in self.form.reveal()]
+        form: Any = self.form
+        return [Feedback(words, outcome) for words, outcome in form.reveal()]
 
     def latest(self) -> journal.Note | None:
         """The latest note about this question with these numbers."""

@@ -101,7 +101,7 @@ class PlanTask:
 
     def loosen(self, one: Estimate) -> str:
         """Sentences about what binds a plan, and what would help."""
-        return explain.why(self.model, one.plan, self.batch, one.memory, self.room, one.step_time.parts)
+        return explain.why(one.plan, one.memory, self.room, one.step_time.parts)
 
     def rank(self, one: Estimate) -> str:
         """Compare a plan that reaches its targets with the best that a search finds."""
