@@ -45,10 +45,6 @@ class GPTConfig:
     tied_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "sequence", "layers", "hidden", "heads", "ffn_hidden"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} has to be at least 1")
         if self.hidden % self.heads:
             raise ValueError(f"heads={self.heads} does not divide hidden={self.hidden}; heads have one width")
 

@@ -115,14 +115,10 @@ class Bar(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A dashed line through the whole panel, at a place on the x axis, its words at the top. Bars hide it.
-
-    is_across: at a place on the y axis, its words at the right end.
-    """
+    """A dashed line through the whole panel, at a place on the x axis, its words at the top. Bars hide it."""
 
     at: float
     words: Label
-    is_across: bool = False
 
 
 Mark = Point | Curve | Bar | Rule

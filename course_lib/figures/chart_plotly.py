@@ -125,8 +125,7 @@ def _on_axis(axis: charts.Axis, value: float) -> float:
 def _notes(panel: charts.Panel, mark: charts.Mark) -> list[Data]:
     """The words of a mark, each at its place."""
     if isinstance(mark, charts.Rule):
-        x, y = (panel.x.high, mark.at) if mark.is_across else (mark.at, panel.y.high)
-        return [_written(panel, mark.words, x, y)]
+        return [_written(panel, mark.words, mark.at, panel.y.high)]
     points = mark.points if isinstance(mark, charts.Curve) else [mark] if isinstance(mark, charts.Point) else []
     return [_written(panel, point.words, point.x, point.y) for point in points if point.words]
 
@@ -154,9 +153,8 @@ def _band(low: float, high: float, where: Data) -> Data:
 
 def _line(rule: charts.Rule, where: Data) -> Data:
     """A rule as a plotly shape; unlike an annotation, a shape takes the value itself on a logarithmic axis."""
-    along, across = ("x", "y") if rule.is_across else ("y", "x")
-    place = {f"{along}ref": f"{where[f'{along}ref']} domain", f"{along}0": 0, f"{along}1": 1}
-    place |= {f"{across}ref": where[f"{across}ref"], f"{across}0": rule.at, f"{across}1": rule.at}
+    up = {"yref": f"{where['yref']} domain", "y0": 0, "y1": 1}
+    place = {"xref": where["xref"], "x0": rule.at, "x1": rule.at, **up}
     return {"type": "line", **place, "line": {"color": INK, "dash": "dash", "width": 2}}
 
 

@@ -132,13 +132,11 @@ def _bar(sheet: Sheet, box: _Box, bar: Bar) -> None:
 
 
 def _rule(sheet: Sheet, box: _Box, rule: Rule) -> None:
-    words = rule.words
-    x, y = (box.right, box.y(rule.at)) if rule.is_across else (box.x(rule.at), box.top)
-    ends = (box.left, y, x, y) if rule.is_across else (x, y, x, box.bottom)
-    sheet.line(*ends, stroke="currentColor", stroke_width=2, stroke_dasharray="6,3")
+    words, x = rule.words, box.x(rule.at)
+    sheet.line(x, box.top, x, box.bottom, stroke="currentColor", stroke_width=2, stroke_dasharray="6,3")
     if words.anchor != "end" and x + words.right + text_width(words.text) > box.right:
         words = words._replace(anchor="end", right=-words.right)
-    _write(sheet, words, x, y)
+    _write(sheet, words, x, box.top)
 
 
 DRAW: dict[type, Callable[..., None]] = {

@@ -16,7 +16,6 @@ from course_lib.planner.alternatives import shape
 FRONT, MARKED = LINES[1], Line("#cc3311", None, "triangle-down")
 BEST = "no other plan is both smaller and faster"
 GiB = 2**30
-ROOM = 0.16  # share of the axis that a label to the left of a point needs
 COLUMNS = "plan", "step (s)", "with 90% (s)", "memory (GiB)", "fits"
 
 
@@ -52,9 +51,8 @@ def _panel(found: Found, plans: list[Estimate], dots: list[Curve], marked: Mappi
     memory = Axis.by_powers("memory of the fullest device (GiB)", needed)
     ends = [end for one in drawn for end in (one.step_time.low, one.step_time.high)]
     time = Axis.by_powers("time of one step (s)", ends)
-    capacity, is_left = found[0].capacity, memory.share(found[0].memory.total / GiB) < ROOM
-    words = Label("fastest that fits", right=-4, down=22, anchor="end")
-    fastest = words._replace(right=4, down=34, anchor=None) if is_left else words
+    capacity = found[0].capacity
+    fastest = Label("fastest that fits", right=4, down=34)
     front = [_point(one, _in_words(one), fastest if one.fits and one is found[0] else None) for one in found.pareto]
     limit = Rule(capacity / GiB, Label(f"a device has {memory_size(capacity)}", right=6, down=14))
     marks: list[Mark] = [*dots, *map(_interval, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]

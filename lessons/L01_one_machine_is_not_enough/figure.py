@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from course_lib.figures.axis import long_time, memory_size, number, thousands
-from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, Rule, interval
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, interval
 from course_lib.figures.palette import LIKELY, LINES
 from course_lib.figures.picture import Picture, table
 from course_lib.planner import Estimate
@@ -60,7 +60,10 @@ def _panel(
     sizes = [point.x for point in points.values()]
     across = Axis.by_powers("parameters (billions)", [min(sizes) / 1.6, *sizes], 2.8, number)  # names: left
     up = Axis.by_powers(title, [*(point.y for point in points.values()), *bounds.values()], 1.6, thousands)
-    marks: list[Mark] = [Rule(at, Label(name, -6, down, "end", 11), is_across=True) for name, at in bounds.items()]
+    marks: list[Mark] = [
+        Curve("", [Point(across.low, at), Point(across.high, at, words=Label(name, -6, down, "end", 11))], None)
+        for name, at in bounds.items()
+    ]
     words = {name: Label(name, -7, -6, "end", 11, is_bold=name == chosen) for name in points}
     marks += [*ranges, Curve("", [point._replace(words=words[name]) for name, point in points.items()], LINES[0])]
     marks += [Curve("", [points[chosen]], CHOSEN)] if chosen else []

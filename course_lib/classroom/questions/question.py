@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -112,7 +112,12 @@ class Seeded:
         if seed and not self.others:
             raise ValueError(f"seed={seed}: {name} has no other numbers; leave the seed out")
         case = self.case(seed)
-        page = pages()[name]
-        own = importlib.import_module(rooms.module_of(page.file))
-        page = page.fill(self.fields(case), **{**vars(axis), **vars(own)})
-        return Question(name, seed, page.text, self.make_form(page, case), varies=bool(self.others))
+        return ask(name, seed, case, self.make_form, self.fields(case), bool(self.others))
+
+
+def ask(name: str, seed: int, case: Any, make_form: MakeForm, fields: Mapping[str, object], varies: bool) -> Question:
+    """The question of a page, whose fields may use these, the names of its module and the words of `figures.axis`."""
+    page = pages()[name]
+    own = importlib.import_module(rooms.module_of(page.file))
+    page = page.fill(fields, **{**vars(axis), **vars(own)})
+    return Question(name, seed, page.text, make_form(page, case), varies)
