@@ -52,7 +52,7 @@ def _panel(found: Found, plans: list[Estimate], dots: list[Curve], marked: Mappi
     ends = [end for one in drawn for end in (one.step_time.low, one.step_time.high)]
     time = Axis.by_powers("time of one step (s)", ends)
     capacity = found[0].capacity
-    fastest = Label("fastest that fits", right=4, down=34)
+    fastest = Label("fastest that fits", right=-4, down=22, anchor="end")
     front = [_point(one, _in_words(one), fastest if one.fits and one is found[0] else None) for one in found.pareto]
     limit = Rule(capacity / GiB, Label(f"a device has {memory_size(capacity)}", right=6, down=14))
     marks: list[Mark] = [*dots, *map(_interval, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
