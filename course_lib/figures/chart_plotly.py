@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from course_lib.figures import chart as charts
-from course_lib.figures.axis import number, percent, thousands, with_prefix
+from course_lib.figures.axis import number, percent, thousands
 from course_lib.figures.palette import INK, ORIGINS, PAPER
 
 # Numbers that plotly can write are renewed on zooming; others stay where the chart has them.
-FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
+FORMATS = {number: "", percent: ".0%", thousands: ","}
 LEGEND = 50  # pixels
 TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
 BOTTOM = {"yref": "container", "yanchor": "bottom", "y": 0}

@@ -57,12 +57,12 @@ def fitted(cluster: Cluster, steps: tuple[MeasuredStep, ...]) -> Cluster:
         one = replace(cluster, matmul=matmul)
         return sum(step.off(one) for step in steps) / len(steps)
 
-    for share, extreme in ((SLOWEST, "slow"), (FASTEST, "fast")):
-        if (mean_off(share) > 0) == (extreme == "slow"):
-            like = f"as {extreme} as matrix products at {share:.0%} of the peak of {cluster.device} or more so"
-            advice = "give seconds of one whole step of a large model and its plan"
-            raise ValueError(f"measured_seconds={steps[-1].seconds:g} would be {like}; {advice}")
-    return replace(cluster, matmul=fraction_for(mean_off))
+    matmul = fraction_for(mean_off)
+    if not 1.001 * SLOWEST < matmul < 0.999 * FASTEST:
+        speed = f"needs matrix products at {matmul:.0%} of the peak of {cluster.device}, or beyond"
+        advice = "give seconds of one whole step of a large model and its plan"
+        raise ValueError(f"measured_seconds={steps[-1].seconds:g} {speed}; {advice}")
+    return replace(cluster, matmul=matmul)
 
 
 def fraction_for(rises: Callable[[float], float]) -> float:

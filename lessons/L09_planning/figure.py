@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from course_lib.figures.axis import number, percent, powers, with_prefix
+from course_lib.figures.axis import number, percent, powers, thousands
 from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, interval
 from course_lib.figures.palette import LIKELY, LINES, Line
 from course_lib.figures.picture import Picture, table
@@ -47,7 +47,7 @@ class _Use(NamedTuple):
 
     def in_words(self) -> str:
         return (
-            f"{self.name} over {self.link}: {with_prefix(self.intensity)} FLOPs a byte, {number(self.speed)} TFLOP/s "
+            f"{self.name} over {self.link}: {thousands(round(self.intensity))} FLOPs a byte, {number(self.speed)} TFLOP/s "
             f"({self.likely} with 90%), {percent(self.speed / self.roof)} of its roof"
         )
 
@@ -96,7 +96,7 @@ def _sent(one: Estimate) -> dict[str, float]:
 
 def _panel(uses: list[_Use], roofs: Mapping[str, float], peak: float, looks: Mapping[str, Line]) -> Panel:
     known = [*(peak / bandwidth for bandwidth in roofs.values()), *(use.intensity for use in uses)]
-    across = Axis.by_powers("FLOPs for each byte that a device sends over the link", known, 4, with_prefix)
+    across = Axis.by_powers("FLOPs for each byte that a device sends over the link", known, 4, thousands)
     low, high = min([peak, *(use.speed for use in uses)]) / 8, 2 * peak
     up = Axis("TFLOP/s of a device", low, high, powers(low, high), is_log=True)
     marks: list[Mark] = []
@@ -120,7 +120,7 @@ def _joined(name: str, uses: list[_Use]) -> Curve:
 
 
 def _summary(uses: list[_Use], roofs: Mapping[str, float], peak: float) -> str:
-    ridges = " and ".join(f"{with_prefix(peak / bandwidth)} for {link}" for link, bandwidth in roofs.items())
+    ridges = " and ".join(f"{thousands(round(peak / bandwidth))} for {link}" for link, bandwidth in roofs.items())
     nearest = min(uses, key=lambda use: use.intensity * roofs[use.link], default=None)
     where = f"nearest to the slope is {nearest.in_words()}" if nearest else "these plans send nothing"
     return f"To compute at full speed a plan needs so many FLOPs for each byte it sends: {ridges}; {where}."

@@ -149,8 +149,8 @@ def test_no_plan_is_faster_than_its_roof() -> None:
 def test_a_slower_network_has_its_ridge_further_to_the_right() -> None:
     # The speed of products on an A100, 0.771 of 312 TFLOP/s, by 0.8 of 25 and of 3.125 GB/s.
     slow = Cluster("A100-80GB", nodes=2, between="Ethernet 25")
-    assert "11.8k for InfiniBand HDR" in roofline({"wide": FAST}).summary
-    assert "94.6k for Ethernet 25" in roofline({"wide": estimate(GPT, slow, Plan(dp=16), 64)}).summary
+    assert "11,825 for InfiniBand HDR" in roofline({"wide": FAST}).summary
+    assert "94,598 for Ethernet 25" in roofline({"wide": estimate(GPT, slow, Plan(dp=16), 64)}).summary
 
 
 SIZES = {"small": (12, 768, 12), "middle": (24, 2048, 16), "large": (96, 12288, 96)}

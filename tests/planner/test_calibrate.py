@@ -147,8 +147,8 @@ def test_what_lesson_09_says_of_three_published_runs_and_of_calibrating_one() ->
     [
         (0, "measured_seconds=0 is no time of a step"),
         (float("nan"), "measured_seconds=nan is no time of a step"),
-        (0.001, "measured_seconds=0.001 would be as fast as matrix products at 125% of the peak of A100-80GB"),
-        (1e6, r"measured_seconds=1e\+06 would be as slow as matrix products at 2% of the peak .* of one whole step"),
+        (0.001, "measured_seconds=0.001 needs matrix products at 125% of the peak of A100-80GB"),
+        (1e6, r"measured_seconds=1e\+06 needs matrix products at 2% of the peak .* of one whole step"),
     ],
 )
 def test_a_time_that_no_such_machine_could_need_is_refused(measured: float, complaint: str) -> None:
