@@ -47,8 +47,8 @@ class _Use(NamedTuple):
 
     def in_words(self) -> str:
         return (
-            f"{self.name} over {self.link}: {thousands(round(self.intensity))} FLOPs a byte, {number(self.speed)} TFLOP/s "
-            f"({self.likely} with 90%), {percent(self.speed / self.roof)} of its roof"
+            f"{self.name} over {self.link}: {thousands(round(self.intensity))} FLOPs a byte, "
+            f"{number(self.speed)} TFLOP/s ({self.likely} with 90%), {percent(self.speed / self.roof)} of its roof"
         )
 
 
