@@ -30,10 +30,6 @@ class Slider(Labelled):
 
     def __init__(self, label: str, options: Sequence[Any], value: Any, texts: Sequence[str] | None = None) -> None:
         self.options = tuple(options)
-        if value not in self.options:
-            raise ValueError(
-                f"value={value!r} is not an option of {label!r}; choose from {', '.join(map(str, options))}"
-            )
         written = list(texts) if texts else [str(option) for option in options]
         super().__init__(label=label, texts=written, index=self.options.index(value))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import launch
-from course_lib.classroom.checks import messages, part, prose
+from course_lib.classroom.checks import part, prose
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case
 from course_lib.classroom.checks.prose import Advice
-from course_lib.instruments.watch import Watch
 from course_lib.ranks import Stopped
 from course_lib.ranks.parent import monitor
 from lessons.L02_data_parallelism.checks_averaging import gradients
@@ -415,24 +413,3 @@ def test_a_change_of_the_right_solution_has_to_be_one() -> None:
     with pytest.raises(ValueError, match=r"'batch' stands \d+ times in right, not once"):
         checks.split_batch.change("ambiguous", "batch", "batch + 1")
     assert "ambiguous" not in [mistake.program.__name__ for mistake in checks.split_batch.mistakes]
-
-
-def collectives_at_work(rank: int) -> list[str]:
-    tensor, said = torch.ones(2), []
-    for call in (
-        lambda: dist.all_reduce(tensor),
-        lambda: dist.all_gather_single(torch.empty(4), tensor),
-        lambda: dist.all_to_all_single(torch.empty(2), tensor),
-        lambda: dist.reduce_scatter_single(torch.empty(1), tensor),
-        lambda: dist.broadcast(tensor, 0),
-    ):
-        with Watch() as watch:
-            call()
-        said.append(messages.collective_at_work([SimpleNamespace(sent=watch.sent)]))  # type: ignore[list-item]
-    return [text.split("`")[1] for text in said]
-
-
-def test_a_collective_at_work_is_named_as_torch_does() -> None:
-    named = ["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast"]
-    assert launch(collectives_at_work, 2).results == [named] * 2
-    assert all(hasattr(dist, name) for name in named)
