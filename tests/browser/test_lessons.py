@@ -96,7 +96,7 @@ def a_step_is_pinned(explorer: Locator) -> None:
     explorer.get_by_role("button", name="Pin", exact=True).press("Enter")
     says(explorer, "It takes exactly as long as the pinned one (ranks 2,")
     press(explorer, "ranks", "ArrowRight")
-    says(explorer, "than the pinned one, ")
+    says(explorer, "than the pinned one (")
     expect(pictures(explorer).last).to_contain_text("pinned (thin bars)")
     explorer.get_by_role("button", name="Unpin").click()
     expect(pictures(explorer).last).not_to_contain_text("pinned", timeout=MOVE)
