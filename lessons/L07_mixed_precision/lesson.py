@@ -413,10 +413,11 @@ for name in list(curves)[1:]:
 
 # %% [markdown]
 # So a loss scale is not always needed: divided by its own tokens, our model trains in float16 as in float32. The same
-# is true elsewhere. Micikevicius et al. (2018) needed none for their image classifiers. Their object detector diverged
-# without one: its activation gradients between $2^{-27}$ and $2^{-24}$ mattered, the smaller ones did not, and a scale
-# of 8 was enough (section 3.2 and figure 3). Their large language model diverged late, after 300,000 steps, and needed
-# a scale of 128. Nobody knows beforehand. So in float16 one always scales, and lets the scale find its size.
+# is true elsewhere. Micikevicius et al. (2018) needed none for their image classifiers (section 4.1). Their object
+# detector diverged without one: its activation gradients between $2^{-27}$ and $2^{-24}$ mattered, the smaller ones did
+# not, and a scale of 8 was enough (section 3.2 and figure 3). Their language model, an LSTM, learned well without one
+# for 300,000 steps and then diverged; a scale of 128 prevented that (section 4.5). Nobody knows beforehand. So in
+# float16 one always scales, and lets the scale find its size.
 #
 # ### How large a scale?
 #
