@@ -82,7 +82,7 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "With 16, twice as many fit into the same memory and through the same cable": FORMATS,
         "remember and add up in 32.": FORMATS,
         "and a scale of 8 was enough (section 3.2 and figure 3)": MICIKEVICIUS,
-        "an LSTM, learned well without one for 300,000 steps and then diverged; a scale of 128 prevented that": MICIKEVICIUS,
+        "an LSTM, learned well without one for 300,000 steps and then diverged; a scale of 128 prevented": MICIKEVICIUS,
         "We measured one step of the course's own model on an H200 (98 million parameters in 12 layers, 16 sequences "
         "of 512 tokens; PyTorch 2.11; `benchmarks/mixed_precision.py` repeats it on yours): 117.6 ms and 6.4 GiB in "
         "float32, 31.2 ms and 4.4 GiB in bfloat16 with master weights.": H200,
