@@ -3,6 +3,8 @@
 #
 # **What you do:** take away from four replicas what is redundant, step by step, until none of it is left. Count what
 # that saves and what it sends. Then save activations as well, by computing them again.<br>
+# **Afterwards you can:** say what each stage of ZeRO holds and sends, take the lowest one that is enough,
+# and say when to recompute.<br>
 # **Time:** 60 minutes.<br>
 # **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
 # [Data parallelism](02_data_parallelism.ipynb).

@@ -3,6 +3,8 @@
 #
 # **What you do:** get all devices of a row to work at the same time, see how long they are idle, and find the schedule
 # that wastes least.<br>
+# **Afterwards you can:** read a schedule and write one, work out its bubble and its memory, and choose the
+# number of micro-batches.<br>
 # **Time:** 55 minutes, and 30 more for the four cases in section 7.<br>
 # **You need:** [Layer-wise model parallelism](04_layerwise_model_parallelism.ipynb).
 #

@@ -3,6 +3,8 @@
 #
 # **What you do:** train in 16 bits, watch it go wrong in three different ways, put each of them right, and go on
 # to fewer bits.<br>
+# **Afterwards you can:** tell from a run what its few bits do to it, say which numbers need all their bits, and
+# choose a format.<br>
 # **Time:** 60 minutes, and 20 more for the three cases in section 8.<br>
 # **You need:** [Data parallelism](02_data_parallelism.ipynb); for the last two cases
 # [Pipeline parallelism](05_pipeline_parallelism.ipynb).

@@ -3,6 +3,8 @@
 #
 # **What you do:** put the pieces of this course together into a plan for a large model, find out what it costs
 # before anybody pays for it, let a program try thousands of others, and decide what new hardware is worth.<br>
+# **Afterwards you can:** narrow down thousands of plans to a few shapes by hand, have a program check them, and
+# say what is still to be measured.<br>
 # **Time:** 60 minutes.<br>
 # **You need:** the lesson on [combining mechanisms](08_combining_mechanisms.ipynb) and those before it.
 #

@@ -72,6 +72,7 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
     },
     "layerwise_model_parallelism": {
         "The head of the largest GPT-3": "a name",
+        "For the largest GPT-3": "a name",
         "and that of Llama 3.2 with a billion": "a name",
     },
     "pipeline_parallelism": {
