@@ -63,7 +63,7 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "swaps half of its tensor with somebody far away, adds up, swaps half of that half": "the program below it",
         "every rank swaps half of the tensor with somebody half the cluster away": "the program above it",
         "For a model of 13 billion parameters on 64 A100 it expects": "the setting of fields",
-        "(The backward pass has twice as much of both, if": "two products, a gather and a scatter for one product and a gather",
+        "(The backward pass has twice as much of both, if": "two products; a gather and a scatter",
         "With a single card for the whole node it takes eight times as many tokens": ARITHMETIC,
         "Torchtitan also recomputes every second matrix product, and with the same two samples for each of 64 A100 a "
         "model of 13 billion parameters falls from 61.1% of the peak to 53.8% (": "the page is named",
