@@ -199,13 +199,19 @@ def _state_is_sharded(observed: list[Observed]) -> str:
 contracts: dict[str, Any] = {"compared": _weights_alone, "breach": _state_is_sharded}
 train_sharded = exact("train_sharded", trained, _play_training, _trainings, _training(4, 64, 3, 0), **contracts)
 train_sharded_add, split_code = "scattered(gradient) / n", "weights.tensor_split(n)"
+to_model = "vector_to_parameters(whole, parameters)"
 train_sharded.change("gradients_summed", train_sharded_add, "scattered(gradient)")
 train_sharded.change("own_gradient_alone", train_sharded_add, "gradient.tensor_split(n)[rank].clone()")
 train_sharded.change("new_optimizer_each_step", "optimizer.step()", "make_optimizer([shard]).step()")
 train_sharded.change("old_gradients_stay", "model.zero_grad()", "pass")
 stale = f"torch.cat([*{split_code}[:rank], shard, *{split_code}[rank + 1 :]])"
 train_sharded.change("others_stale", "gathered(shard, len(weights))", stale)
-train_sharded.change("model_unchanged", "vector_to_parameters(whole, parameters)", "pass")
+update = f"        whole = gathered(shard, len(weights))\n        {to_model}\n        model.zero_grad()\n"
+at_the_end = "        model.zero_grad()\n    whole = gathered(shard, len(weights))\n    " + to_model
+train_sharded.change("gathered_at_the_end", update, at_the_end)
+meanwhile = f"        vector_to_parameters({stale}, parameters)\n"
+train_sharded.change("own_shard_meanwhile", update, meanwhile + at_the_end)
+train_sharded.change("model_unchanged", to_model, "pass")
 train_sharded.change("shard_starts_anew", "shard.grad =", f"shard.copy_({split_code}[rank]); shard.grad =")
 
 
@@ -260,7 +266,7 @@ def _one_shard_each(shapes: Shapes, seed: int, rank: int) -> tuple[Tensor, list[
     common, own = normal(seed), normal(100 + 10 * seed + rank)
     weights = [common(out * into) / into for out, into in shapes]
     shards = [one.tensor_split(dist.get_world_size())[rank].clone().requires_grad_() for one in weights]
-    return own(2, shapes[0][1]).requires_grad_(), shards, shapes, own(2, shapes[-1][0])
+    return own(3, shapes[0][1]).requires_grad_(), shards, shapes, own(3, shapes[-1][0])
 
 
 def _all_layers(seed: int) -> list[Case]:
@@ -292,6 +298,7 @@ sharded_linear = exact("sharded_linear", linear, _play_layers, _all_layers, laye
 add, mine_code = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
 sharded_linear.change("own_samples", f"{add} / n", f"{mine_code}.clone()")
 sharded_linear.change("summed", f"{add} / n", add)
+sharded_linear.change("transposed", "dy.T @ x", "x.T @ dy")
 sharded_linear.change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
 sharded_linear.change("dx_averaged", "return dx", "dist.all_reduce(dx); return dx / n")
 sharded_linear.change("dx_divided", "return dx", "return dx / n")
@@ -361,7 +368,7 @@ def _play_blocks(fn: Callable, blocks: nn.ModuleList, x: Tensor, dy: Tensor) -> 
         y = fn(block, y)
     if y.requires_grad:
         y.backward(dy)
-    return {"y": y, "dx": x.grad, "the next random number": torch.rand(1)}
+    return {"y": y, "dx": x.grad, "the random number that others draw next": torch.rand(1)}
 
 
 def _one_block_at_a_time(observed: list[Observed]) -> str:

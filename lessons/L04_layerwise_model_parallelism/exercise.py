@@ -266,22 +266,20 @@ def who_holds_what(widths, stages, samples):
 # %% [markdown]
 # <details><summary>Hint 1: parameters</summary>
 #
-# Layer `i` has a weight of `widths[i] * widths[i + 1]` numbers and a bias of `widths[i + 1]`. A number takes 4 bytes,
-# and its gradient as much.
+# What are the shapes of weight and bias of `nn.Linear(5, 3)`, and how many numbers are that? Each of them has a
+# gradient, a number as well.
 # </details>
 # <details><summary>Hint 2: the optimizer</summary>
 #
-# Twice the bytes of the parameters, and 4 bytes for the step of each weight and of each bias: 8 for a layer.
-# </details>
-# <details><summary>Hint 3: activations</summary>
+# How many numbers does AdamW keep for each number of a parameter? And how many steps does it keep for a layer, which
+# has a weight and a bias? </details> <details><summary>Hint 3: activations</summary>
 #
 # In the picture two layers keep three tensors. How many do three layers keep, and how wide is each?
 # </details>
 # <details><summary>Hint 4: how wide</summary>
 #
-# A rank keeps what arrives, `samples * widths[stage.start]` numbers, and the output of each of its layers,
-# `samples * widths[i + 1]`.
-# </details>
+# What arrives is as wide as the input of the rank's first layer, `stage.start`. Every other tensor in the picture is
+# the output of a layer. </details>
 
 # %% nbgrader={"grade_id": "check_who_holds_what", "grade": true, "locked": true, "points": 4}
 ### BEGIN HIDDEN TESTS

@@ -218,6 +218,7 @@ def _play_actions(
 
 run_actions = on_devices("run_actions", ran, _play_actions, _steps, _step(4, "1f1b", (2,) * 6, 0), rounding=1e-12)
 run_actions.change("list_ignored", "in actions", "in sorted(actions, key=lambda one: one[0] == 'B')")
+run_actions.change("in_sequence", "in actions", "in sorted(actions, key=lambda one: one[2])")
 whole = "actions, inputs, targets = [one for one in actions if one[2] == 0], [torch.cat(inputs)], [torch.cat(targets)]"
 run_actions.change("one_piece", "rank, last, samples =", f"{whole}; rank, last, samples =")
 share, other = " * len(targets[k]) / samples", "max(j for j in in_flight if len(targets[j]) == len(targets[k]))"
@@ -227,6 +228,7 @@ run_actions.change("divided_on_all", "(dy)", "(dy if dy is None else dy / len(ta
 run_actions.change("cleared", "in_flight, sending = {}, []", "in_flight, sending, _ = {}, [], module.zero_grad()")
 run_actions.change("last_alone", "y.backward", "module.zero_grad(), y.backward")
 run_actions.change("dy_passed_on", "dist.isend(x.grad,", "dist.isend(x.grad if dy is None else dy,")
+run_actions.change("x_returned", "dist.isend(x.grad,", "dist.isend(x.detach(),")
 run_actions.change("newest_first", "in_flight.pop(k)", f"in_flight.pop({other})")
 run_actions.change("overwritten", "in_flight[k] = x, y", "in_flight = dict.fromkeys(range(99), (x, y))", fails=True)
 run_actions.change("no_leaf", "x.requires_grad_()", "pass", fails=True)
@@ -307,6 +309,7 @@ bubble.change("slowest_alone", "m * (sum(forward) + sum(backward))", "n * m * ma
 bubble.change("one_turn_more", "(m - 1)", "m")
 bubble.change("never_filled", "sum(each)", "max(each)")
 bubble.change("equal_stages", idle, "(n - 1) / (m + n - 1)")
+bubble.change("in_sequence", idle, "1 - 1 / n")
 bubble.change("busy", idle, "busy / (n * step)")
 bubble.change("first_rank", "m * (sum(forward) + sum(backward))", "n * m * (forward[0] + backward[0])")
 bubble.change("last_pace", "max(each)", "each[-1]")

@@ -119,6 +119,11 @@ behind = f"conjugate(F.linear(x, weight, bias), unchanged, lambda dy: {own})"
 column_parallel.change(
     "f_behind_the_layer", "F.linear(x, weight, bias)", behind, "unchanged, summed", "unchanged, unchanged"
 )
+in_both_code = "tensor_split(dist.get_world_size(), -1)[dist.get_rank()]"
+column_parallel.change("x_cut_too", "linear(x, weight", f"linear(x.{in_both_code}, weight.{in_both_code}")
+padded = "lambda one: summed(F.pad(one, (0, 0) * (one.dim() - 1) + (0, 64 - len(one))))[: len(bias)]"
+both_code = f"*(conjugate(one, unchanged, {padded}) for one in (weight, bias))"
+column_parallel.change("own_gradients_added_up", "(x, weight, bias)\n", f"(x, {both_code})\n")
 column_parallel.change("nothing_goes_on", "summed", "dist.all_reduce")
 
 
@@ -344,6 +349,7 @@ cross_entropy.change("place_from_the_end", "targets - first", "targets - first; 
 cross_entropy.change("target_not_shifted", "= exponentials[rows, place[rows]]", "= logits[rows, place[rows]]")
 cross_entropy.change("place_not_moved", "targets - first", "targets.clone()")
 cross_entropy.change("first_token_left_out", "place >= 0", "place > 0")
+cross_entropy.change("target_left_out", "gradient[rows, place[rows]] -= 1", "pass")
 cross_entropy.change("gradient_of_a_sum", ".div_(len(targets))", "")
 
 

@@ -205,9 +205,11 @@ def _sums_arguments(micro_batches: int, kind: str, size: int, rank: int) -> tupl
 def _sums_cases(seed: int) -> list[Case]:
     s, small = seed, "gradients so small that a part of one loses its digits"
     long, large = "a sum of one large gradient and many small ones", "gradients close to the largest number of float16"
+    several = "several gradients on a rank that are close to the largest number"
     two = [_sums(2, 3 + s, "usual"), _sums(2, 40 + s, "very different", new=long), _sums(2, 1, "large", 20 + s, large)]
     more = [_sums(n, m + s, "usual") for n, m in ((3, 2), (4, 5))]
-    return [*two, _sums(2, 64, "tiny", new=small), more[0], _sums(3, 1, "large"), more[1], _sums(4, 1, "large")]
+    two += [_sums(2, 3, "large", new=several), _sums(2, 64, "tiny", new=small)]
+    return [*two, more[0], _sums(3, 1, "large"), more[1]]
 
 
 def _rounded_alike(observed: list[Observed]) -> list[Values]:
@@ -234,6 +236,8 @@ price, summing = _sums(4, 4, "usual", 3_000), partial(Exercise, rounding=ROUNDIN
 sum_gradients = summing("sum_gradients", mean_of_all, result, _sums_cases, price, PACE, breach=_two_bytes)
 divide = "total /= n * len(micro_batches)"
 sum_gradients.change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
+at_once = "pass", divide, f"total = torch.stack(micro_batches).sum(0).float(); {divide}"
+sum_gradients.change("too_large_on_the_rank", "total += gradient", *at_once)
 sum_gradients.change("divided_by_micro_batches", divide, "total /= len(micro_batches)")
 sum_gradients.change("divided_by_ranks", divide, "total /= n")
 sum_gradients.change("divided_in_16_bits", divide, "pass", "+= gradient", "+= gradient / (n * len(micro_batches))")

@@ -94,6 +94,7 @@ mesh_groups.change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)")
 mesh_groups.change("first_replica", axes_code, axes_code.replace("[d,", "[0,"))
 others = '"dp": [*mesh[d].flatten()], "pp": [*mesh[:, p].flatten()], "tp": [*mesh[:, :, t].flatten()]'
 mesh_groups.change("all_replicas", axes_code, axes_code.replace("mesh[d, :, t]", "mesh[:, :, t].flatten()"))
+mesh_groups.change("whole_replica", axes_code, axes_code.replace("mesh[d, :, t]", "mesh[d].flatten()"))
 mesh_groups.change("all_stages", axes_code, axes_code.replace("mesh[:, p, t]", "mesh[:, :, t].flatten()"))
 mesh_groups.change("names_swapped", '"pp"', '"TP"', '"tp"', '"pp"', '"TP"', '"tp"')
 mesh_groups.change("same_number", axes_code, others)
@@ -154,6 +155,7 @@ gradient_norm = Exercise("gradient_norm", norm, _play_norm, cases, price, PACE, 
 if_counted = "all(rank == groups[axis][0] for axis in axes)"
 reduce = "dist.all_reduce(squares)"
 gradient_norm.change("counted_everywhere", if_counted, "True")
+gradient_norm.change("first_on_any_axis", if_counted, if_counted.replace("all(", "not axes or any("))
 gradient_norm.change("replicas_alone", if_counted, 'rank == groups["dp"][0]')
 gradient_norm.change("stages_forgotten", if_counted, if_counted.replace("in axes", 'in axes if axis != "pp"'))
 gradient_norm.change("rank_0_alone", if_counted, "rank == 0")

@@ -167,8 +167,10 @@ class Evidence:
 def _by_a_factor(factor: float, ranks: int) -> str:
     if abs(factor - 1) < 1e-3:
         return "Only the last digits are wrong. Where do your numbers have fewer bits than those that you got?"
-    by = f"{factor:.3g} times too large" if factor > 1 else f"{1 / factor:.3g} times too small"
-    return f"Every number that is wrong is {by}." + f" There are {ranks} ranks." * bool(ranks)
+    times, is_large = max(factor, 1 / factor), factor > 1
+    of_ranks = any(abs(times - ranks / some) < 1e-3 for some in (1 / max(ranks, 1), *range(1, ranks)))
+    text = f"Every number that is wrong is {times:.3g} times too {'large' if is_large else 'small'}."
+    return text + f" There are {ranks} ranks." * of_ranks
 
 
 def kind(value: Value) -> str:
