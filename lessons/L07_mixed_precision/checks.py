@@ -168,6 +168,8 @@ master_step.change("gradient_left_over", "None if gradient is None", "master.gra
 master_step.change("zero_for_none", "None if gradient is None", "torch.zeros_like(master) if gradient is None")
 
 
+first_step = "    optimizer.step()\n", "", "    for master, gradient", "    optimizer.step()\n    for master, gradient"
+master_step.change("steps_first", *first_step)
 before, all_three = "before = [*map(torch.clone, masters)]; optimizer.step()", "zip(weights, masters, before)"
 added = f"masters = [weight + (new - old).to(weight.dtype) for weight, new, old in {all_three}]"
 master_step.change("update_rounded", "optimizer.step()", f"{before}; {added}")
