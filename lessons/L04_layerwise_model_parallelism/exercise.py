@@ -272,14 +272,17 @@ def who_holds_what(widths, stages, samples):
 # <details><summary>Hint 2: the optimizer</summary>
 #
 # How many numbers does AdamW keep for each number of a parameter? And how many steps does it keep for a layer, which
-# has a weight and a bias? </details> <details><summary>Hint 3: activations</summary>
+# has a weight and a bias?
+# </details>
+# <details><summary>Hint 3: activations</summary>
 #
 # In the picture two layers keep three tensors. How many do three layers keep, and how wide is each?
 # </details>
 # <details><summary>Hint 4: how wide</summary>
 #
 # What arrives is as wide as the input of the rank's first layer, `stage.start`. Every other tensor in the picture is
-# the output of a layer. </details>
+# the output of a layer.
+# </details>
 
 # %% nbgrader={"grade_id": "check_who_holds_what", "grade": true, "locked": true, "points": 4}
 ### BEGIN HIDDEN TESTS

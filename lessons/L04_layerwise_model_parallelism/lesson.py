@@ -185,8 +185,8 @@ large = GPT3["175B"]
 Card("Q7")
 
 # %% [markdown]
-# Our ten blocks, now. *Predict:* how often does a rank begin to compute in a step? And if it had only one device in
-# place of four, how much longer would the step be?
+# Our ten blocks, now. *Predict:* how often does a rank begin to compute in a step? And with one device in place of four,
+# how much longer would the step be?
 
 # %%
 from course_lib import Pace
@@ -217,7 +217,7 @@ for rank in range(4):
 # $$T \;=\; p \cdot t \qquad\text{and every device is busy for}\qquad \frac{t}{T} \;=\; \frac{1}{p}$$
 #
 # of it. The time that activations are on their way comes on top. So $p$ devices are at best as fast as one would be if
-# the model fitted there: the price for a model that does fit.
+# the model fit there: the price for a model that does fit.
 #
 # ## 4. Where to cut
 #
@@ -283,8 +283,10 @@ LayerWiseExplorer()
 #
 # 1. The fullest unit holds {{fullest(1):memory_size}} alone, {{fullest(6):memory_size}} of six, and with eight still
 #    {{fullest(8):memory_size}}. The time is the same with any number of them.
-# 2. The activations. They are shared out too: together the units hold those that one would hold. (That is what autograd
-#    keeps. A rank should not keep what it has sent as well: Megatron-LM frees it, with `deallocate_pipeline_outputs`.)
+# 2. The activations. They are shared out too: together the units hold those that one would hold. That is so because a
+#    block ends with a sum, which needs nothing for its backward pass. A layer that needs its own output, as a tanh does,
+#    keeps it on one side of a border, and the layer behind it on the other. (What nobody needs after it was sent can go:
+#    Megatron-LM frees it with `deallocate_pipeline_outputs`.)
 # 3. With four units and 32 samples, the last one, which has the head, with {{fullest(4, 4000):memory_size}}. A cut by
 #    bytes gives the head a unit of its own, and {{fullest(4, 4000, "bytes"):memory_size}} are left.
 # 4. No. The head alone makes {{fullest(8, 4000, "bytes") / fullest(1, 4000):percent}} of all there is. It would have to
@@ -351,7 +353,7 @@ print("equal to the last bit:", all(torch.equal(theirs[name], one[name]) for nam
 # ## What you know now
 #
 # - Consecutive layers are on consecutive ranks. Each holds its own weights, gradients, optimizer state and activations,
-#   and together they hold everything once.
+#   and together they hold everything once, except for some of what crosses a border.
 # - Activations travel forward, gradients of the same size back. Nothing else does.
 # - It is the training of one process, to the last bit.
 # - One rank is busy at a time: $p$ devices are as fast as one.

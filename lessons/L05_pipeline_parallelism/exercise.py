@@ -297,7 +297,8 @@ def run_actions(actions, module, inputs, targets, loss_fn, width):
 #
 # The gradients of micro-batches add up, and the loss of each is a mean over its own samples. How much does a
 # micro-batch of 3 samples count in the mean over 8? Only the last rank knows the loss, and what goes back from there is
-# right for all. </details>
+# right for all.
+# </details>
 
 # %% nbgrader={"grade_id": "check_run_actions", "grade": true, "locked": true, "points": 5}
 ### BEGIN HIDDEN TESTS

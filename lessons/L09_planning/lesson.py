@@ -464,7 +464,7 @@ print(f"between two plans that are tied there may be {cost * (ALIKE - 1):,.0f} d
 # %% [markdown]
 # An hour for each shape costs {{trying / cost / (ALIKE - 1):percent}} of what a wrong choice among them may cost.
 # (These are days without failures, of which the planner knows nothing. In 54 days on 16,384 H100 Llama 3 had 419
-# interruptions that nobody had planned; Llama Team 2024, section 3.3.4. At that rate there is one every
+# unexpected interruptions; Llama Team 2024, section 3.3.4. At that rate there is one every
 # {{54 * 16_384 / 419 / thousand.devices:.1f}} days here.)
 #
 # ## 7. New hardware

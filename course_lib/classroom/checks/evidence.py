@@ -136,7 +136,7 @@ class Evidence:
             return f"What you compute does not reach all places. Still as before: `{names[0]}`{more}."
         if wrong and (factor := self._factor()):
             return _by_a_factor(factor, len(self.observed) if any(sends) else 0)
-        if wrong and is_same(*(one.sort()[0] for one in self._wrong_numbers()), self.tolerance):
+        if wrong and self._in_another_order():
             return "The numbers are right, and they are in the wrong order."
         if not any(sends) and not self.disagreeing:
             return "This is not what was asked for."
@@ -157,6 +157,10 @@ class Evidence:
     def _wrong_numbers(self) -> list[Tensor]:
         """The numbers of all values that differ, one after the other: those expected, and those that are there."""
         return [torch.cat([v[i].double().flatten() for v in self.differences]) for i in (3, 4)]  # type: ignore[union-attr]
+
+    def _in_another_order(self) -> bool:
+        expected, got = (numbers.sort()[0] for numbers in self._wrong_numbers())
+        return is_same(expected, got, self.tolerance)
 
     def _factor(self) -> float:
         """The common factor by which all wrong values are too large, or -1; 0 if none, or any, as one number has it."""
