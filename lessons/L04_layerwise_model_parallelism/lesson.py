@@ -185,8 +185,8 @@ large = GPT3["175B"]
 Card("Q7")
 
 # %% [markdown]
-# Our ten blocks, now. *Predict:* how often does a rank begin to compute in a step? And with one device in place of four,
-# how much longer would the step be?
+# Our ten blocks, now. *Predict:* how often does a rank begin to compute in a step? And with one device in place of
+# four, how much longer would the step be?
 
 # %%
 from course_lib import Pace
@@ -284,9 +284,9 @@ LayerWiseExplorer()
 # 1. The fullest unit holds {{fullest(1):memory_size}} alone, {{fullest(6):memory_size}} of six, and with eight still
 #    {{fullest(8):memory_size}}. The time is the same with any number of them.
 # 2. The activations. They are shared out too: together the units hold those that one would hold. That is so because a
-#    block ends with a sum, which needs nothing for its backward pass. A layer that needs its own output, as a tanh does,
-#    keeps it on one side of a border, and the layer behind it on the other. (What nobody needs after it was sent can go:
-#    Megatron-LM frees it with `deallocate_pipeline_outputs`.)
+#    block ends with a sum, which needs nothing for its backward pass. A layer that needs its own output, as a tanh
+#    does, keeps it on one side of a border, and the layer behind it on the other. (What nobody needs after it was sent
+#    can go: Megatron-LM frees it with `deallocate_pipeline_outputs`.)
 # 3. With four units and 32 samples, the last one, which has the head, with {{fullest(4, 4000):memory_size}}. A cut by
 #    bytes gives the head a unit of its own, and {{fullest(4, 4000, "bytes"):memory_size}} are left.
 # 4. No. The head alone makes {{fullest(8, 4000, "bytes") / fullest(1, 4000):percent}} of all there is. It would have to
