@@ -198,12 +198,12 @@ alone, four = (layerwise_step(ranks, samples=32, config=config, pace=pace).timel
 gantt(four, compare=alone, title="A training step", names=("on four ranks", "on one"))
 
 # %% [markdown]
-# Each begins twice, and with one device the step takes exactly as long. The first rank computes and hands over, then
-# the second, and so on to the last and all the way back, and at any time three of the four devices wait. (This is
-# **emulated**, as in the last lesson: a device takes {{pace.device["forward"]:duration}} for a block forward and
-# {{pace.device["backward"]:duration}} backward, and a message takes no time. Embedding and head are charged like a
-# layer, to keep the stages about equal; in reality an embedding computes next to nothing, and a head computes more the
-# larger its vocabulary is.)
+# Twice, and the last one once, since it goes back right away. And with one device the step takes exactly as long. The
+# first rank computes and hands over, then the second, and so on to the last and all the way back, and at any time three
+# of the four devices wait. (This is **emulated**, as in the last lesson: a device takes
+# {{pace.device["forward"]:duration}} for a block forward and {{pace.device["backward"]:duration}} backward, and a
+# message takes no time. Embedding and head are charged like a layer, to keep the stages about equal; in reality an
+# embedding computes next to nothing, and a head computes more the larger its vocabulary is.)
 
 # %%
 print(f"one rank {1000 * alone.makespan:.1f} ms, four ranks {1000 * four.makespan:.1f} ms")

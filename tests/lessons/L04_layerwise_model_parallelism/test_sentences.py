@@ -68,7 +68,7 @@ PROOFS: Proofs = {
     "A rank sends activations to the next and a gradient of the same size to the one before": lambda: (
         numbers("sent by rank 1", "sent by")[-1] == 2 * numbers("sent by rank 1", "samples")[-1]
     ),
-    "Each begins twice, and with one device the step takes exactly as long.": lambda: shows(
+    "And with one device the step takes exactly as long.": lambda: shows(
         "gantt(four, compare=alone", "600 ms", "exactly as long"
     ),
     "A cut between layers cannot make a stage smaller than its largest block.": lambda: (
