@@ -48,7 +48,5 @@ def words() -> dict[tuple[str, str], Advice]:
         elif marks != "##" or not part or not all((idea, question.endswith("?"), *places)) or (part, name) in said:
             raise ValueError(f"{place}: {heading!r} should be a mistake of its own, with an idea and then a question")
         else:
-            said[part, name] = Advice(
-                idea, question, tuple(text or "" for place in places if place for text in place.groups())
-            )
+            said[part, name] = Advice(idea, question, sum((place.groups("") for place in places if place), ()))
     return said
