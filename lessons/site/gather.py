@@ -37,7 +37,7 @@ def gather(one: Any, key: str) -> Gathered:
 
 
 def _player(one: Any, key: str) -> Gathered:
-    return {"kind": "player"}, {key: {"picture": one.picture, "places": one.places}}
+    return {"kind": "player"}, {key: {"picture": one.still.inline(key), "places": one.places}}
 
 
 def _explorer(one: Any, key: str) -> Gathered:

@@ -14,6 +14,9 @@ from course_lib.classroom.questions.forms import Ordering
 from course_lib.classroom.questions.markup import to_html
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Question
+from course_lib.classroom.widgets import play
+from course_lib.planner import simulate
+from course_lib.schedules import SCHEDULES
 from lessons.site import moving, packs, widgets
 from lessons.site.gather import gather
 from lessons.site.pages import address_of
@@ -82,6 +85,13 @@ def test_what_was_run_once_is_not_run_again(
     record = packs.copy(known, tmp_path)
     assert record["state"]["texts"] == questions.load("Q11").form.lines
     assert (tmp_path / f"{known.key}.js").read_text().startswith(f'course.unpack("{known.key}",')
+
+
+def test_a_run_that_is_played_is_the_same_each_time() -> None:
+    run = simulate(SCHEDULES["gpipe"](2, 2), 0.1, 0.2)
+    first, second = (gather(play(run), "key") for _ in range(2))
+    assert first == second
+    assert "url(#key-" in first[1]["key"]["picture"]  # its patterns
 
 
 def test_workers_programs_are_run_once_whatever_stands_between_them() -> None:
