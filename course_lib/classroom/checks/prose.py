@@ -5,9 +5,9 @@
     ## samples_lost                                     one of its mistakes
     - `stop]` → `stop - 1]`                             what is other in it than in the right solution
 
-    Some samples are on no rank.                        the idea behind it
+    The last sample of every share is on no rank.       the idea behind it
 
-    Where does the next share start?                    a question that leads out of it
+    Does a slice include its stop?                      a question that leads out of it
 
 A long one goes on in the next line, before the arrow, and `nothing` stands for text that is taken out. A mistake that
 takes more than that, or whose run fails, is in checks.py. The page is read when it is first needed, so ranks do not
