@@ -15,9 +15,18 @@ from course_lib.classroom.widgets.answers import HERE, Labelled
 
 
 class Control(Labelled):
-    """A control of an explorer. moved: when it was last moved, in milliseconds on the browser's clock."""
+    """A control of an explorer. moved: when it was last moved, in milliseconds on the browser's clock.
+
+    last: the state of its last move, which may still be on its way. While the kernel is busy, the browser holds back
+    moves, but neither a message nor a click on a button.
+    """
 
     moved = traitlets.Float().tag(sync=True)
+
+    def __init__(self, **traits: Any) -> None:
+        super().__init__(**traits)
+        self.last: dict[str, Any] = {}
+        self.on_msg(lambda _, state, __: setattr(self, "last", state))
 
 
 class Slider(Control):

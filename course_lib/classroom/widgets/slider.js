@@ -19,9 +19,10 @@ function render({ model, el }) {
   };
   slider.addEventListener("input", say);
   slider.addEventListener("change", () => {
-    model.set("moved", Date.now());
-    model.set("index", Number(slider.value));
+    const move = { moved: Date.now(), index: Number(slider.value) };
+    for (const [name, value] of Object.entries(move)) model.set(name, value);
     model.save_changes();
+    model.send(move);
   });
   for (const trait of ["label", "texts", "index"]) model.on(`change:${trait}`, show);
   show();

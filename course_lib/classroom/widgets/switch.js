@@ -11,9 +11,10 @@ function render({ model, el }) {
     box.checked = model.get("value");
   };
   box.addEventListener("change", () => {
-    model.set("moved", Date.now());
-    model.set("value", box.checked);
+    const move = { moved: Date.now(), value: box.checked };
+    for (const [name, value] of Object.entries(move)) model.set(name, value);
     model.save_changes();
+    model.send(move);
   });
   for (const trait of ["label", "text", "value"]) model.on(`change:${trait}`, show);
   show();
