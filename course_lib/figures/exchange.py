@@ -103,7 +103,7 @@ def _draw_devices(sheet: Sheet, circle: _Circle, sums: Sequence[Sum], per_machin
     """Draw machines, the edges that are used, and over them the devices with empty slots."""
     if per_machine:
         for number, left in enumerate((sheet.width / 2 + 4, 4.0)):  # the circle begins at the right
-            draw_machine(sheet, left, circle.y - ROUND - 46, sheet.width / 2 - 8, 2 * ROUND + 86, number)
+            draw_machine(sheet, left, circle.y - ROUND - 46, sheet.width / 2 - 8, 2 * ROUND + 86, f"machine {number}")
     with sheet.group(stroke="currentColor", stroke_opacity=0.35, stroke_width=2):
         for one, other in sorted({(min(s.source, s.target), max(s.source, s.target)) for s in sums}):
             if one != other:

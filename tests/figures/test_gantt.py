@@ -127,8 +127,8 @@ def test_no_wait_is_hidden_however_short(pieces: list[tuple[str, float]]) -> Non
         now += length
     svg = gantt(Timeline(spans, 2)).svg
     drawn = [box for box in boxes(svg) + strips(svg) if box.fill == "wait" and box.tip]
-    scale = (800 - 70 - 16) / 5.0
-    left = 70.0
+    scale = (800 - 78 - 16) / 5.0
+    left = 78.0
     now = 0.0
     for kind, length in pieces:
         if kind == "wait":
