@@ -274,7 +274,7 @@ class Explorer:
         left.layout = {"width": scaled(WIDTH - HALF - 4), "max_width": "100%"}  # 4: the margins beside it
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
-        self.below.layout.min_height = scaled(below)
+        self.below.layout.min_height, self.below.layout.margin = scaled(below), "0"
         box = widgets.VBox([widgets.HBox([left, self.beside], layout=layout), self.below, self._stage])
         box.layout.min_height = scaled(above + below)  # a player that needs less does not move what follows
         for place in self._places:
