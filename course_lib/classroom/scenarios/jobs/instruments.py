@@ -126,7 +126,7 @@ def _links(scene: Scene) -> Reading:
         times.append(sum(span.duration for span in received))
         rate = f"{MESSAGE / times[-1] / 1e6:.2f} MB a second" if times[-1] < job.patience else "no answer"
         facts[f"node {job.node(source)} to node {job.node(target)}"] = rate
-    return Reading(facts, (ways_around(times, list(facts.values()), job.per_node),))
+    return Reading(facts, (ways_around(times, list(facts.values())),))
 
 
 def _send(rank: int, ways: list[tuple[int, int]]) -> None:
