@@ -25,6 +25,7 @@ from course_lib.classroom.widgets.measuring import Measuring
 from course_lib.classroom.widgets.player import Player
 from course_lib.figures.palette import STYLES
 
+UNPAID = "What it reads when somebody calls you. What it costs, and what you do about it, is only in the notebook."
 ANSWER = "\ue000"  # a place in a feedback that the browser fills
 
 Gathered = tuple[dict[str, Any], dict[str, Any]]
@@ -36,7 +37,7 @@ def gather(one: Any, key: str) -> Gathered:
 
 
 def _player(one: Any, key: str) -> Gathered:
-    return {"kind": "player"}, {key: {"picture": one.picture, "places": one.places}}
+    return {"kind": "player"}, {key: {"picture": one.still.inline(key), "places": one.places}}
 
 
 def _explorer(one: Any, key: str) -> Gathered:
@@ -77,10 +78,11 @@ def _view(view: Any, key: str, number: Callable[[str], int]) -> dict[str, Any]:
 
 def _measuring(one: Any, key: str) -> Gathered:
     """An explorer of its instruments: what each of them reads at first."""
-    texts = [f"{tool.title}, {tool.minutes} minutes" for tool in INSTRUMENTS.values()]
+    texts = [f"{name}: {tool.minutes} min" for name, tool in INSTRUMENTS.items()]
     read = [one.variant.measure(name).inline(key) for name in INSTRUMENTS]
     packs = {
-        f"{key}-{n}": {"texts": ["", text], "views": {n: {"says": 0, "pictures": [1]}}} for n, text in enumerate(read)
+        f"{key}-{n}": {"texts": [UNPAID, text], "views": {n: {"says": 0, "pictures": [1]}}}
+        for n, text in enumerate(read)
     }
     control = {"part": "slider", "label": "instrument", "texts": texts, "index": 0}
     return {"kind": "explorer", "controls": [control]}, packs

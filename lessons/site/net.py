@@ -39,7 +39,7 @@ def ideas() -> dict[str, Idea]:
     """The ideas of the table, in its order."""
     found = {}
     for name, title, before, place, asked in ROW.findall(TABLE.read_text(encoding="utf-8")):
-        of_room = [page.name for page in pages().values() if page.room == place and page.name != place and page.asks]
+        of_room = [page.name for page in pages().values() if page.room == place and page.name != place]
         own = of_room if asked == "-" else asked.split(", ")
         found[name] = Idea(name, title, [] if before == "-" else before.split(", "), place, own)
     return found

@@ -61,6 +61,10 @@ class Page:
     def title(self) -> str:
         return self.sections[0][1]
 
+    @property
+    def source(self) -> str:
+        return os.path.relpath(self.file, ROOT)
+
     @cached_property
     def cells(self) -> list[NotebookNode]:
         if self.file.suffix == ".md":
@@ -98,7 +102,9 @@ class Site:
         self._link(page, tokens)
         html = parser.renderer.render(tokens, parser.options, {})
         _outline(page, tokens)
-        html = html.replace("<table>", '<table tabindex="0">')  # it scrolls on a phone
+        for wide in ("<table>", "<pre>"):  # it scrolls on a phone
+            html = html.replace(wide, f'{wide[:-1]} tabindex="0">')
+        html = html.replace("<th></th>", "<td></td>")  # an empty corner is no heading
         html = PLACE.sub(lambda found: self._cell(page, int(found[1])), html)
         glyphs = {found[1]: found[0] for found in GLYPH.finditer(html)}  # each once, for all formulas
         page.body = f"<svg class='glyphs' aria-hidden='true'>{''.join(glyphs.values())}</svg>{GLYPH.sub('', html)}"
@@ -142,8 +148,7 @@ class Site:
         """A widget, in front of it what is stored of it, to be seen until it is alive."""
         record, name = packs.copy(one, self.folder / "packs"), one.question or one.key
         if record["kind"] == "elsewhere":
-            where = os.path.relpath(page.file, ROOT)
-            how = f"<p>To answer it, run <code>python3 course.py lab</code> and open <code>{where}</code>.</p>"
+            how = f"<p>To answer it, run <code>python3 course.py lab</code> and open <code>{page.source}</code>.</p>"
             return f'<div class="out" id="{name}">{stored}{how}</div>'
         return _alive({**record, "key": one.key}, TIPS.sub("", stored), name)
 

@@ -622,6 +622,30 @@ def test_an_operation_finds_what_the_collective_before_it_leaves_in_its_tensor(i
 # Programs that depend on the machine
 
 
+def in_two_groups(rank: int, first: Any, second: Any, n: int = 2) -> list[float]:
+    """Two all-reduces at once, of two views of one tensor: among neighbors, and among ranks with others between."""
+    neighbors = [dist.new_group([0, 1][:n]), dist.new_group([2, 3][:n])]
+    apart = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    tensor = torch.arange(1.0, 9.0).view(4, 2)
+    works = [dist.all_reduce(tensor[first], group=neighbors[rank // 2], async_op=True)] if rank % 2 < n else []
+    works.append(dist.all_reduce(tensor[second], group=apart[rank % 2], async_op=True))
+    for work in works:
+        work.wait()
+    return tensor.flatten().tolist()
+
+
+def test_two_groups_that_reduce_one_tensor_at_once_are_told_that_nothing_puts_them_into_an_order() -> None:
+    with pytest.raises(RankFailed, match=r"all_reduce in another group still works on this tensor.* Call wait\(\)"):
+        launch(in_two_groups, 4, (slice(0, 3), slice(2, 4)), pace=Pace())
+
+
+@pytest.mark.parametrize(("first", "n"), [(slice(0, 2), 2), (slice(0, 4), 1)])
+def test_two_groups_that_share_no_numbers_or_do_nothing_may_reduce_at_once(first: slice, n: int) -> None:
+    of_all = launch(in_two_groups, 4, (first, slice(2, 4), n), pace=Pace()).results
+    doubled = 2.0 if n == 2 else 1.0
+    assert of_all == [[doubled, 2 * doubled, 3 * doubled, 4 * doubled, 10.0, 12.0, 14.0, 16.0]] * 4
+
+
 def test_whether_a_message_has_come_is_not_to_be_asked() -> None:
     def ask(rank: int) -> None:
         if rank == 0:

@@ -263,11 +263,22 @@ print(launch(state, 2).results)
 
 
 @pytest.mark.skipif(not FORKS, reason="only forked workers have a fork server")
-def test_another_process_may_use_our_fork_server(tmp_path: Path) -> None:
-    program = "import os; from course_lib import launch; print(launch(lambda rank: os.getppid(), 2).results)"
+def test_another_process_and_its_children_may_use_our_fork_server(tmp_path: Path) -> None:
+    program = """
+import multiprocessing, os
+from concurrent.futures import ProcessPoolExecutor
+from course_lib import launch
+
+def parents(_):
+    return launch(lambda rank: os.getppid(), 2).results
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        print(parents(0) + pool.submit(parents, 0).result())
+"""
     ours = launch(lambda rank: os.getppid(), 1).results
     server: Any = forkserver._forkserver
-    assert script(program, folder=tmp_path, **{SHARED: server._forkserver_address}) == f"{ours * 2}\n"
+    assert script(program, folder=tmp_path, **{SHARED: server._forkserver_address}) == f"{ours * 4}\n"
 
 
 def test_ranks_are_processes_of_their_own_and_stay_for_the_next_run() -> None:

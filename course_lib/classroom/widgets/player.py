@@ -55,12 +55,12 @@ class Player(anywidget.AnyWidget):
             what = gantt(what, width=WIDTH - BESIDE * is_held, title=title)
         follows = {} if follow is None else {"follow": follow}
         super().__init__(picture=what.inline() * is_shown, places=places(what) | follows)
-        self._still = what
+        self.still = what
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         live: Any = super()._repr_mimebundle_(**kwargs)
         data, metadata = live
-        stored = self._still._repr_mimebundle_()
+        stored = self.still._repr_mimebundle_()
         return shown(data, {**stored, "text/html": STILL + stored["text/html"]}), metadata
 
 

@@ -42,9 +42,22 @@ def flatten(tensors: Any) -> list[torch.Tensor]:
 
 def storages(value: Any) -> set[int]:
     """The addresses of the storages of all tensors among these arguments."""
+    return {each.untyped_storage().data_ptr() for each in _strided(value)}
+
+
+def share_numbers(value: Any, other: Any) -> bool:
+    """Whether some contiguous tensors among these arguments and those have numbers in common, for certain."""
+    ends = [
+        [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in _strided(each) if t.is_contiguous()]
+        for each in (value, other)
+    ]
+    return any(first < end and begin < last for first, last in ends[0] for begin, end in ends[1])
+
+
+def _strided(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        return {value.untyped_storage().data_ptr()} if value.layout == torch.strided else set()
-    return set().union(*map(storages, value)) if isinstance(value, list | tuple) else set()
+        return [value] if value.layout == torch.strided else []
+    return [each for item in value for each in _strided(item)] if isinstance(value, list | tuple) else []
 
 
 def checksum(tensors: Sequence[torch.Tensor]) -> int:

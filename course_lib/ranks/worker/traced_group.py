@@ -143,6 +143,7 @@ _COLLECTIVES: dict[str, tuple[int | None, Callable[[int, int, int], int]]] = {
     "scatter": (0, lambda size, place, n: 0 if place else (n - 1) * size),
     "barrier": (None, lambda size, place, n: 0),
 }
+_RACE = "still works on this tensor: on GPUs nothing puts two groups into an order. Call wait() on its handle first."
 _REDUCTIONS = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items()}
 
 
@@ -246,9 +247,16 @@ class TracedGroup(dist.ProcessGroup):
         return op.is_async and self.tracer.emulated is not None
 
     def _copy_back_before(self, args: Any) -> None:
-        """Fill these tensors with the results of collectives before, as in the stream of a GPU."""
+        """Fill these tensors with the results of collectives before, as in the stream of a GPU.
+
+        Raises RuntimeError for what an all-reduce of another group, which has a stream of its own, still writes.
+        """
         for work in (buffered := self.tracer.buffered):
-            if work.copies and contiguous.storages([tensor for tensor, _ in work.copies]) & contiguous.storages(args):
+            written = [tensor for tensor, _ in work.copies]
+            if contiguous.storages(written) & contiguous.storages(args):
+                others = work.op.name == "all_reduce" and work.op.group != self.hash and work.op.members.bit_count() > 1
+                if others and len(self.ranks) > 1 and contiguous.share_numbers(written, args):
+                    raise RuntimeError(f"{work.op.name} in another group {_RACE}")
                 work.inner.wait()
                 work._copy_back()
         buffered[:] = [work for work in buffered if work.copies]

@@ -60,7 +60,7 @@ def test_what_a_rank_holds_changes_where_its_first_forward_begins_and_its_last_b
 
 def test_there_is_room_beside_the_picture_only_where_something_is_held() -> None:
     without = replace(every_kind(), spans=[span._replace(micro_batch=None) for span in every_kind().spans])
-    assert play(every_kind())._still.sheet.width < play(without)._still.sheet.width == WIDTH
+    assert play(every_kind()).still.sheet.width < play(without).still.sheet.width == WIDTH
 
 
 def test_a_stored_notebook_shows_the_still_picture() -> None:

@@ -32,7 +32,7 @@ def flaws(found: Mapping[str, net.Idea], places: set[str]) -> Iterator[str]:
         f"{one.name} is taught in {one.place}, which is not there" for one in found.values() if one.place not in places
     )
     for page in pages().values():
-        if page.asks and page.name != page.room and asked.count(page.name) != 1:
+        if page.name != page.room and asked.count(page.name) != 1:
             yield f"{page.name} is asked about {asked.count(page.name)} ideas and should be about one"
     yield from (f"{question} is no question" for question in asked if question not in pages())
     try:
@@ -95,7 +95,7 @@ def test_whoever_follows_it_is_asked_everything() -> None:
     while following := net.worth_doing(IDEAS, done):
         assert not done & set(following)
         done |= set(following)
-    assert done == {page.name for page in pages().values() if page.asks and page.name != page.room}
+    assert done == {page.name for page in pages().values() if page.name != page.room}
 
 
 def test_the_map_says_what_was_answered_and_leads_there() -> None:

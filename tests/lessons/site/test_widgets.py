@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -14,6 +14,9 @@ from course_lib.classroom.questions.forms import Ordering
 from course_lib.classroom.questions.markup import to_html
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Question
+from course_lib.classroom.widgets import play
+from course_lib.planner import simulate
+from course_lib.schedules import SCHEDULES
 from lessons.site import moving, packs, widgets
 from lessons.site.gather import gather
 from lessons.site.pages import address_of
@@ -67,20 +70,28 @@ def test_its_name_changes_with_them(monkeypatch: pytest.MonkeyPatch, file: str) 
     assert card("Q4").key != before
 
 
-def test_what_was_run_once_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_run_once_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(packs, "CACHE", tmp_path)
-    asked: list[widgets.Widget] = []
-    monkeypatch.setattr(packs, "begin", lambda share: SimpleNamespace(wait=lambda: asked.extend(share)))
+    monkeypatch.setattr(packs, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))  # here, at no cost
     known = card("Q11")
     packs.gather(known)
     packs.gather_all([known, card("Q4"), card("Q4")])
-    assert asked == [card("Q4")]
+    assert capsys.readouterr().out == "Q4\n"
     kept = (tmp_path / known.key).read_bytes()
     packs.gather(known)
     assert (tmp_path / known.key).read_bytes() == kept  # the same bytes each time
     record = packs.copy(known, tmp_path)
     assert record["state"]["texts"] == questions.load("Q11").form.lines
     assert (tmp_path / f"{known.key}.js").read_text().startswith(f'course.unpack("{known.key}",')
+
+
+def test_a_run_that_is_played_is_the_same_each_time() -> None:
+    run = simulate(SCHEDULES["gpipe"](2, 2), 0.1, 0.2)
+    first, second = (gather(play(run), "key") for _ in range(2))
+    assert first == second
+    assert "url(#key-" in first[1]["key"]["picture"]  # its patterns
 
 
 def test_workers_programs_are_run_once_whatever_stands_between_them() -> None:
