@@ -3,6 +3,8 @@
 #
 # **What you do:** take away from four replicas what is redundant, step by step, until none of it is left. Count what
 # that saves and what it sends. Then save activations as well, by computing them again.<br>
+# **Afterwards you can:** say what each stage of ZeRO holds and sends, take the lowest one that is enough,
+# and say when to recompute.<br>
 # **Time:** 60 minutes.<br>
 # **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
 # [Data parallelism](02_data_parallelism.ipynb).
@@ -538,8 +540,8 @@ one_card = [
 # ### When can a layer hide behind another?
 #
 # A layer of $P$ parameters takes $2PT$ FLOPs for $T$ tokens, and $2P$ bytes to gather in 16 bits. (The backward pass
-# has twice of both, if gradients travel in 16 bits, too.) With $F$ FLOPs per second and $\beta$ bytes per second for
-# each device, computing takes longer than gathering if
+# has twice as much of both, if gradients travel in 16 bits, too.) With $F$ FLOPs per second and $\beta$ bytes per
+# second for each device, computing takes longer than gathering if
 #
 # $$\frac{2PT}{F} \;\ge\; \frac{2P}{\beta} \qquad\text{or}\qquad T \;\ge\; \frac{F}{\beta}$$
 #
@@ -669,10 +671,10 @@ single = planned("13B", 8, 3, "none", 1).tokens_per_second
 
 # %% [markdown]
 # Selective recomputation costs next to nothing here, so a larger micro-batch is ahead by {{kinds["selective"] /
-# kinds["none"] - 1:percent}}, which is less than two set-ups on one machine may differ. And it depends on what is
+# kinds["none"] - 1:percent}}, less than two set-ups of one machine may differ by. And it depends on what is
 # selected. Torchtitan also recomputes every second matrix product, and with the same two samples for each of 64 A100 a
-# model of 13 billion parameters falls from 61.1% of the peak to 53.8% (docs/performance.md). Full recomputation loses:
-# no micro-batch makes up for the second forward pass. (Compared with micro-batches of one sample it would win, by
+# model of 13 billion parameters falls from 61.1% of the peak to 53.8% (docs/performance.md). Full recomputation loses
+# here: no micro-batch makes up for the second forward pass. (Compared with micro-batches of one sample it would win, by
 # {{kinds["full"] / single - 1:percent}}. A comparison is only fair if each side has its best micro-batch.) So take what
 # is enough: nothing, then selective, then full. IBM's published settings for FSDP go the same way: no recomputation for
 # 7 billion parameters, selective for 13, full for 34 and 70 (foundation-model-stack/fms-fsdp, 128 A100).
@@ -814,7 +816,7 @@ for operation in ("all_reduce", "broadcast"):
 # - **Gradients are added up over several passes.** Then stage 2 scatters in each of them, and stage 3 gathers as well.
 # - **A layer is too large.** While it computes, it is whole, with all its activations. Then it has to be cut inside.
 # - **The optimizer needs whole matrices.** Adam works number by number. What looks at a matrix as a whole, as Muon and
-#   Adafactor do, cannot work on a flat shard.
+#   Adafactor do, has to bring its shards together first.
 #
 # ### Further reading
 #

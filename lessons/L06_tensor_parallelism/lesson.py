@@ -3,6 +3,8 @@
 #
 # **What you do:** cut the matrices of a transformer so that all ranks work on every layer at the same time, find the
 # places where they have to talk, and see what it costs when they are far apart.<br>
+# **Afterwards you can:** cut a layer so that it computes the same, count what that sends, and say how many
+# tensor ranks to use, and where.<br>
 # **Time:** 45 minutes.<br>
 # **You need:** to know what a matrix product is; [Data parallelism](02_data_parallelism.ipynb); reduce-scatter and
 # all-gather from [Sharded data parallelism](03_sharded_data_parallelism.ipynb); and for section 9 stages, micro-batches

@@ -3,6 +3,8 @@
 #
 # **What you do:** put the pieces of this course together into a plan for a large model, find out what it costs
 # before anybody pays for it, let a program try thousands of others, and decide what new hardware is worth.<br>
+# **Afterwards you can:** narrow down thousands of plans to a few shapes by hand, have a program check them, and
+# say what is still to be measured.<br>
 # **Time:** 60 minutes.<br>
 # **You need:** the lesson on [combining mechanisms](08_combining_mechanisms.ipynb) and those before it.
 #
@@ -78,10 +80,10 @@ for name, one in variants.items():
 step_time_by_part(variants, title="And what does it cost in time?")
 
 # %% [markdown]
-# Of the three, recomputation saves the most memory and costs the most time. Sequence parallelism costs nothing in all:
-# it sends more, since what was shared out is gathered once more in the backward pass, but it also divides work that
-# every tensor rank did on its own. (The last line, **a** and **b** together, saves even more, and costs
-# nothing.) Often memory is paid for with time, but the price differs from one trade to the next.
+# Of the three, recomputation saves the most memory and costs the most time. On balance sequence parallelism costs
+# nothing: it sends more, since what was shared out is gathered once more in the backward pass, but it also divides work
+# that every tensor rank did on its own. (The last line, **a** and **b** together, saves even more, and costs nothing.)
+# Often memory is paid for with time, but the price differs from one trade to the next.
 #
 # The bracket below the end of each bar says where nine in ten such steps would end. Teams with the same devices
 # have better or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not
@@ -363,7 +365,8 @@ off = [abs(one.total / published["BLOOM"][-1] - 1) for one in (*told, together)]
 #
 # - **Memory, from below.** With ZeRO-1 among many replicas, a device keeps little more than the 2 bytes of each of its
 #   weights and the 2 of its gradient. So the model has to be cut into at least $4 N / M$ pieces, for $N$ parameters and
-#   a memory of $M$ bytes. Activations need room as well, so take twice as many.
+#   a memory of $M$ bytes. (Where gradients add up in 32 bits, as in Megatron-LM, it is $6 N / M$.) Activations need
+#   room as well, so take twice as many.
 # - **The bubble, from above.** It is $(p-1)/(m+p-1)$. For less than a tenth, $m \ge 9\,(p-1)$: a pipeline needs nine
 #   micro-batches for each stage after the first.
 #
@@ -460,7 +463,9 @@ print(f"between two plans that are tied there may be {cost * (ALIKE - 1):,.0f} d
 
 # %% [markdown]
 # An hour for each shape costs {{trying / cost / (ALIKE - 1):percent}} of what a wrong choice among them may cost.
-# (These are days without failures. Large clusters have failures every week, and the planner knows nothing of them.)
+# (These are days without failures, of which the planner knows nothing. In 54 days on 16,384 H100 Llama 3 had 419
+# unexpected interruptions; Llama Team 2024, section 3.3.4. At that rate there is one every
+# {{54 * 16_384 / 419 / thousand.devices:.1f}} days here.)
 #
 # ## 7. New hardware
 #
@@ -576,8 +581,8 @@ Card("infrastructure")
 # %% [markdown]
 # ## 9. The same in PyTorch
 #
-# Nothing in PyTorch plans for you, but two of its tools count what a planner has to know. `FlopCounterMode` counts the
-# FLOPs of a model as it runs. On the device "meta" tensors have a shape and no numbers, so that even the
+# PyTorch does not choose a plan for you, but two of its tools count what a planner has to know. `FlopCounterMode`
+# counts the FLOPs of a model as it runs. On the device "meta" tensors have a shape and no numbers, so that even the
 # {{narayanan.parameters / 1e9:.0f}} billion parameters of section 4 run on your computer:
 
 # %%

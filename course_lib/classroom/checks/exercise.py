@@ -130,7 +130,7 @@ def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
 def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:
     if not mistakes:
         return verdict
-    text = " Or: ".join(" ".join(mistake.advice) for mistake in mistakes)
+    text = " Or: ".join(f"{said.idea} {said.question}" for said in (mistake.advice for mistake in mistakes))
     several = f"{len(mistakes)} ideas lead to exactly this. " if len(mistakes) > 1 else ""
     return replace(verdict, message=several + text, idea=", ".join(one.program.__name__ for one in mistakes))
 
