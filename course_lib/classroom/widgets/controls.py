@@ -15,13 +15,11 @@ from course_lib.classroom.widgets.answers import HERE, Labelled
 
 
 class Control(Labelled):
-    """A control of an explorer. moved: when it was last moved, in milliseconds on the browser's clock.
+    """A control of an explorer.
 
-    last: the state of its last move, which may still be on its way. While the kernel is busy, the browser holds back
-    moves, but neither a message nor a click on a button.
+    last: its state after the last move, and when it was `moved`, in milliseconds on the browser's clock. The move
+    may still be on its way: while the kernel is busy, the browser holds it back, but neither a message nor a click.
     """
-
-    moved = traitlets.Float().tag(sync=True)
 
     def __init__(self, **traits: Any) -> None:
         super().__init__(**traits)

@@ -120,7 +120,7 @@ class Explorer:
             self._try(self.complete)
         self._stored = self._picture()
         for control in self.controls:
-            control.observe(lambda change: self.move(change.owner.moved), ["index", "value"])
+            control.observe(lambda change: self.move(change.owner.last.get("moved", 0.0)), ["index", "value"])
         self.running.observe(lambda _: self.stop(), "stopped")
 
     def move(self, when: float = 0.0) -> None:

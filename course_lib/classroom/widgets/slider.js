@@ -19,10 +19,9 @@ function render({ model, el }) {
   };
   slider.addEventListener("input", say);
   slider.addEventListener("change", () => {
-    const move = { moved: Date.now(), index: Number(slider.value) };
-    for (const [name, value] of Object.entries(move)) model.set(name, value);
+    model.send({ moved: Date.now(), index: Number(slider.value) });
+    model.set("index", Number(slider.value));
     model.save_changes();
-    model.send(move);
   });
   for (const trait of ["label", "texts", "index"]) model.on(`change:${trait}`, show);
   show();

@@ -11,10 +11,9 @@ function render({ model, el }) {
     box.checked = model.get("value");
   };
   box.addEventListener("change", () => {
-    const move = { moved: Date.now(), value: box.checked };
-    for (const [name, value] of Object.entries(move)) model.set(name, value);
+    model.send({ moved: Date.now(), value: box.checked });
+    model.set("value", box.checked);
     model.save_changes();
-    model.send(move);
   });
   for (const trait of ["label", "text", "value"]) model.on(`change:${trait}`, show);
   show();
