@@ -24,7 +24,7 @@ from course_lib.figures.svg import Sheet, text_width
 from course_lib.figures.words import heading, rank_rows, span_in_words, summary
 from course_lib.timeline import COMPUTE_KINDS, Timeline
 
-GUTTER = 70.0
+GUTTER = 78.0
 # Pixels. Spans narrower than the first have no outline, which would cover them; spans narrower than the second
 # are gathered by pixel column.
 NARROW, DUST = 3.0, 0.5

@@ -44,7 +44,7 @@ course.mount = (part, state, changed = () => {}) => {
     heard[`change:${name}`]?.forEach(one => one());
   };
   const on = (name, one) => (heard[name] ??= []).push(one);
-  const model = { get: name => state[name], set, on, save_changes: changed, send: changed };
+  const model = { get: name => state[name], set, on, save_changes: changed, send: () => {} };
   return { el, state, set, end: course.parts[part].render({ model, el }) };
 };
 

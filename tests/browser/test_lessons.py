@@ -132,6 +132,7 @@ def pieces_go_around_a_ring(explorer: Locator) -> None:
     expect(time).to_be_visible(timeout=MOVE)
     explorer.page.keyboard.press("End")  # keys act on what plays
     expect(complete).to_have_count(64)
+    assert fits_one_screen(explorer) == high  # what is below stays where it was
     time.press("Home")
     expect(complete).to_have_count(0)
     time.press("ArrowRight")

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 from course_lib.figures.exchange import Sum, exchange
+from course_lib.figures.ways_around import ways_around
 from course_lib.timeline import Span, Timeline
 from tests.figures.drawn import texts
 
@@ -52,3 +53,9 @@ def test_an_image_has_what_is_there_half_way_and_nothing_that_only_a_player_show
     assert picture.rows == [row]
     assert picture.clock is not None
     assert list(picture.clock.says)[1][1] == "1 piece on the way; 0 complete, on all ranks together."
+
+
+def test_the_slower_a_way_between_nodes_the_thicker_it_is() -> None:
+    drawn = ways_around([1.0, 4.0, 100.0], ["fast", "slow", "no answer"]).svg
+    assert re.findall(r'<path[^>]*stroke-width="([^"]+)"', drawn) == ["2", "8", "20"]
+    assert {"fast", "slow", "no answer", "node 2"} <= set(texts(drawn))

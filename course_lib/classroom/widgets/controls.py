@@ -18,7 +18,8 @@ class Slider(Labelled):
     """A slider over some options. Dragging changes `value` only at its release.
 
     options: at least one value.  texts: how each is written; by default `str`.
-    moved: when it was last moved, in milliseconds on the browser's clock.
+    last: its state after the last move, and when it was `moved`, in milliseconds on the browser's clock. The move
+        may still be on its way: while the kernel is busy, the browser holds it back, but neither a message nor a click.
 
     Raises ValueError for a value that is not an option.
     """
@@ -26,12 +27,13 @@ class Slider(Labelled):
     _esm = HERE / "slider.js"
     texts = traitlets.List(traitlets.Unicode()).tag(sync=True)
     index = traitlets.Int().tag(sync=True)
-    moved = traitlets.Float().tag(sync=True)
 
     def __init__(self, label: str, options: Sequence[Any], value: Any, texts: Sequence[str] | None = None) -> None:
         self.options = tuple(options)
         written = list(texts) if texts else [str(option) for option in options]
         super().__init__(label=label, texts=written, index=self.options.index(value))
+        self.last: dict[str, Any] = {}
+        self.on_msg(lambda _, state, __: setattr(self, "last", state))
 
     @property
     def value(self) -> Any:

@@ -15,6 +15,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from html import escape
 from math import isclose
 from typing import Any, NamedTuple
@@ -106,7 +107,7 @@ class Explorer:
         self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
         self._places = self.beside, self.below
         self.running, self._stage = Running(), widgets.VBox()
-        self.play, self.pin = Button(self._open_player), Button(self._pin_or_unpin)
+        self.play, self.pin = (Button(partial(self._act, do)) for do in (self._open_player, self._pin_or_unpin))
         self._pinned: tuple[Timeline, str] | None = None  # their setting
         self._before: Timeline | None = None  # the run of the last setting
         self._key = f"explorer-{secrets.token_hex(4)}"
@@ -120,7 +121,7 @@ class Explorer:
             self._try(self.complete)
         self._stored = self._picture()
         for control in self.controls:
-            control.observe(lambda change: self.move(change.owner.moved), ["index", "value"])
+            control.observe(lambda change: self.move(change.owner.last.get("moved", 0.0)), ["index", "value"])
         self.running.observe(lambda _: self.stop(), "stopped")
 
     def move(self, when: float = 0.0) -> None:
@@ -157,6 +158,13 @@ class Explorer:
             self._is_back = False
             self._box.remove_class("course-old")
             self._fail(f"{self.view.sentences if self.view else ''} Stopped. {AGAIN}".strip())
+
+    def _act(self, do: Callable[[], object]) -> None:
+        """Do what a button says, with the setting that was chosen last."""
+        for control in self.controls:
+            if control.last.get("moved", 0.0) > self.running.stopped:
+                control.set_state(control.last)
+        do()
 
     def _open_player(self) -> None:
         """Open a player: of the picture that moves, or of the first run, in place of the picture below."""
@@ -267,7 +275,7 @@ class Explorer:
         left.layout = {"width": scaled(WIDTH - HALF - 4), "max_width": "100%"}  # 4: the margins beside it
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
-        self.below.layout.min_height = scaled(below)
+        self.below.layout.min_height, self.below.layout.margin = scaled(below), "0"
         box = widgets.VBox([widgets.HBox([left, self.beside], layout=layout), self.below, self._stage])
         box.layout.min_height = scaled(above + below)  # a player that needs less does not move what follows
         for place in self._places:
