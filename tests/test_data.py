@@ -107,5 +107,5 @@ def learn(rank: int) -> list[str]:
 
 def test_a_tiny_model_learns_to_add_numbers_that_it_has_never_seen_added() -> None:
     """The model learns on one rank; on four, in lesson 02, it is checked as well."""
-    (lines,) = launch(learn, 1, timeout=300, device="cpu").results
+    (lines,) = launch(learn, 1, timeout=300).results
     assert float(lines[-1].split()[2].rstrip("%")) > 90, "\n".join(lines)

@@ -344,7 +344,7 @@ def measured_on_a_rank(rank: int) -> tuple[list[Sample], int]:
 
 def test_every_rank_has_a_ledger_of_its_own() -> None:
     """Activations follow the rank's share (3 and 2 samples); everything else is replicated."""
-    results = launch(measured_on_a_rank, 2, device="cpu").results
+    results = launch(measured_on_a_rank, 2).results
     size = 4 * numbers(TinyGPT(CONFIG))
     for samples, share in results:
         others = (5 - share) * (9 + 8) * 8  # inputs and targets are views of those of all five samples

@@ -30,7 +30,7 @@ OPTIONS = Options(steps=4, batch=10, layers=1, hidden=16, heads=2, device="cpu")
 
 def parameters(folder: Path) -> dict[str, Tensor]:
     """The model's parameters in the newest checkpoint."""
-    state = launch(lambda rank: checkpoint.load(folder)[1], 1, device="cpu").results[0]
+    state = launch(lambda rank: checkpoint.load(folder)[1], 1).results[0]
     return {name: tensor for name, tensor in state.items() if name.startswith("model.")}
 
 
@@ -57,7 +57,7 @@ def test_the_losses_are_those_of_one_process(options: Options) -> None:
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
-    for losses in launch(train, 4, (options,), device="cpu").results:
+    for losses in launch(train, 4, (options,)).results:
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
@@ -68,12 +68,12 @@ OVERFLOWING = replace(OPTIONS, precision="fp16", loss_scale=2.0**18)  # in the f
 def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_stopped(tmp_path: Path, options: Options) -> None:
     whole = replace(options, steps=6, checkpoints=str(tmp_path / "whole"))
     halves = replace(options, steps=3, checkpoints=str(tmp_path / "halves"))
-    expected = launch(train, 4, (whole,), device="cpu").results
-    first = launch(train, 4, (halves,), device="cpu").results
-    second = launch(train, 4, (replace(halves, steps=6),), device="cpu").results
+    expected = launch(train, 4, (whole,)).results
+    first = launch(train, 4, (halves,)).results
+    second = launch(train, 4, (replace(halves, steps=6),)).results
     assert [a + b for a, b in zip(first, second, strict=True)] == expected
     equal(tmp_path / "halves", tmp_path / "whole")
-    assert launch(train, 4, (replace(halves, steps=6),), device="cpu").results == [[]] * 4
+    assert launch(train, 4, (replace(halves, steps=6),)).results == [[]] * 4
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_a_run_of_another_model_or_on_its_ranks_in_another_way_is_refused(
     tmp_path: Path, ranks: int, other: dict[str, Any], words: str
 ) -> None:
     halves = replace(PIPELINES, steps=1, checkpoints=str(tmp_path))
-    launch(train, 4, (halves,), device="cpu")
+    launch(train, 4, (halves,))
     with pytest.raises(RankFailed, match=words):
-        launch(train, ranks, (replace(halves, steps=2, **other),), device="cpu")
+        launch(train, ranks, (replace(halves, steps=2, **other),))
 
 
 def test_checkpoints_are_saved_when_they_are_due() -> None:
@@ -141,7 +141,7 @@ def test_an_option_that_makes_no_sense_is_named(words: str, complaint: str, caps
 )
 def test_what_does_not_fit_the_ranks_is_refused(options: Options, complaint: str) -> None:
     with pytest.raises(RankFailed, match=complaint):
-        launch(train, 4, (options,), device="cpu")
+        launch(train, 4, (options,))
 
 
 SRUN = """#!/bin/bash
@@ -209,7 +209,7 @@ def test_a_node_has_as_many_ranks_as_it_is_told(tmp_path: Path, job: dict[str, s
 def test_two_nodes_train_the_same_parameters_as_launch(tmp_path: Path) -> None:
     """slurm.sh runs two agents of one rank each: on two hosts, or both on this one if no hosts can be made."""
     folder, reference = tmp_path / "torchrun", tmp_path / "launch"
-    launch(train, 2, (replace(PIPELINES, checkpoints=str(reference)),), device="cpu")
+    launch(train, 2, (replace(PIPELINES, checkpoints=str(reference)),))
     beside = two_hosts(tmp_path)
     environment = cluster(tmp_path, r"node0\nnode1" if beside else "localhost", "" if beside else "here here")
     words = f"--steps 4 --batch 10 --layers 1 --hidden 16 --heads 2 --device cpu --checkpoints {folder}"
