@@ -11,8 +11,7 @@ The body is one plain list of blocks. Every kind of model parallelism in this co
     Attention    query, key, value  | out     cut by columns | by rows: tensor parallelism,
     MLP          up                 | down    whole heads and whole hidden units to every rank
 
-Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2: pre-norm, learned positions);
-Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models" (kv_heads).
+Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2: pre-norm, learned positions).
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ class GPTConfig:
     vocab: number of different tokens.  sequence: longest input, in tokens.
     layers: transformer blocks.  hidden: width of the hidden states.
     heads: attention heads, each hidden / heads wide.
-    kv_heads: heads of keys and values; heads / kv_heads query heads share one. None: as many as heads.
     ffn_hidden: width inside the MLP. None: 4 x hidden.
     tied_embeddings: the head's matrix is the token embedding itself, one parameter with two uses.
 
@@ -43,27 +41,16 @@ class GPTConfig:
     layers: int = 2
     hidden: int = 64
     heads: int = 4
-    kv_heads: int | None = None
     ffn_hidden: int | None = None
     tied_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "sequence", "layers", "hidden", "heads", "kv_heads", "ffn_hidden"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} has to be at least 1")
         if self.hidden % self.heads:
             raise ValueError(f"heads={self.heads} does not divide hidden={self.hidden}; heads have one width")
-        if self.heads % self.key_value_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}; each serves as many")
 
     @property
     def head_width(self) -> int:
         return self.hidden // self.heads
-
-    @property
-    def key_value_heads(self) -> int:
-        return self.kv_heads or self.heads
 
     @property
     def ffn_width(self) -> int:
@@ -79,14 +66,8 @@ class Embedding(nn.Module):
         self.position = nn.Embedding(config.sequence, config.hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embed tokens and their positions. Raises ValueError for more tokens than the model has positions."""
-        length, longest = tokens.shape[-1], self.position.num_embeddings
-        if length > longest:
-            raise ValueError(
-                f"the input is {length} tokens long; this model has sequence={longest} positions, "
-                f"so give it at most {longest} tokens or build it with GPTConfig(sequence={length})"
-            )
-        return self.token(tokens) + self.position.weight[:length]
+        """Embed tokens and their positions, at most as many as the model's config has in a sequence."""
+        return self.token(tokens) + self.position.weight[: tokens.shape[-1]]
 
 
 class Attention(nn.Module):
@@ -99,17 +80,13 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.head_width = config.head_width
-        key_value_width = config.key_value_heads * config.head_width
         self.query = nn.Linear(config.hidden, config.hidden)
-        self.key = nn.Linear(config.hidden, key_value_width)
-        self.value = nn.Linear(config.hidden, key_value_width)
+        self.key = nn.Linear(config.hidden, config.hidden)
+        self.value = nn.Linear(config.hidden, config.hidden)
         self.out = nn.Linear(config.hidden, config.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (self._heads(project(x)) for project in (self.query, self.key, self.value))
-        queries_per_key = query.shape[1] // key.shape[1]
-        if queries_per_key > 1:
-            key, value = (tensor.repeat_interleave(queries_per_key, dim=1) for tensor in (key, value))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 

@@ -15,11 +15,9 @@ import contextlib
 import json
 import math
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from typing import Any, NamedTuple
 
 COMPUTE_KINDS = ("forward", "backward", "weight_grad", "optimizer", "other")
@@ -107,7 +105,7 @@ class Timeline:
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline as a Chrome trace, which https://ui.perfetto.dev opens.
 
-        Each rank is a process; its background transfers run on threads of their own.
+        Each rank is a process; its background transfers are events of their own beside its thread.
         """
         events = [event for rank in range(self.world_size) for event in _trace_of(rank, self.of(rank))]
         trace = {"displayTimeUnit": "ms", "otherData": {"origin": self.origin}, "traceEvents": events}
@@ -136,46 +134,25 @@ def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def _trace_of(rank: int, spans: list[Span]) -> Iterator[dict[str, object]]:
-    """One process of a Chrome trace: its names, then each thread's spans by start time."""
+    """One process of a Chrome trace: its name, and its spans by start time."""
     yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
     yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
-    parts = {"main": [s for s in spans if not s.background], "background": [s for s in spans if s.background]}
-    lanes = [(name, lane) for name, part in parts.items() for lane in _nested(part)]
-    for thread, (name, lane) in enumerate(lanes):
-        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": thread, "args": {"sort_index": thread}}
-        yield from (_trace_event(span, thread) for span in lane)
+    for number, span in enumerate(spans):
+        yield from _trace_events(span, number)
 
 
-def _nested(spans: list[Span]) -> list[list[Span]]:
-    """Deal spans out to few lanes, in which they lie inside or after each other; Perfetto drops others."""
-    lanes: dict[int, list[Span]] = defaultdict(list)
-    ends: dict[int, list[float]] = defaultdict(list)  # of a lane's open spans
-    for span in spans:
-        for lane in count():
-            ends[lane] = [end for end in ends[lane] if end > span.start]
-            if span.end <= min(ends[lane], default=span.end):
-                break
-        lanes[lane].append(span)
-        ends[lane].append(span.end)
-    return list(lanes.values())
-
-
-def _trace_event(span: Span, thread: int) -> dict[str, object]:
+def _trace_events(span: Span, number: int) -> Iterator[dict[str, object]]:
     # Whole nanoseconds, so that rounding cannot push a span out of the one around it.
     start, end = round(span.start * 1e9), round(span.end * 1e9)
     detail = {"micro_batch": span.micro_batch, "stage": span.stage, "bytes": span.bytes or None, "peer": span.peer}
     detail["message"] = span.number
-    return {
-        "ph": "X",
-        "name": span.name or span.kind,
-        "cat": span.kind,
-        "pid": span.rank,
-        "tid": thread,
-        "ts": start / 1000,
-        "dur": (end - start) / 1000,
-        "args": {key: value for key, value in detail.items() if value is not None},
-    }
+    args = {key: value for key, value in detail.items() if value is not None}
+    event = {"name": span.name or span.kind, "cat": span.kind, "pid": span.rank, "tid": 0, "ts": start / 1000}
+    if span.background:  # which may overlap with others
+        yield {"ph": "b", "id2": {"local": number}, **event, "args": args}
+        yield {"ph": "e", "id2": {"local": number}, **event, "ts": end / 1000}
+    else:
+        yield {"ph": "X", **event, "dur": (end - start) / 1000, "args": args}
 
 
 _recorder: Any = None

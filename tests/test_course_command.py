@@ -235,7 +235,7 @@ def test_a_plain_jupyter_lab_finds_the_settings_too(tmp_path: Path) -> None:
     program = "import setuptools.build_meta as backend; print(backend.build_editable('.'))"
     said = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     places = zipfile.ZipFile(tmp_path / said.stdout.split()[-1]).namelist()
-    for file in ("lab/settings/overrides.json", "jupyter/jupyter_server_config.py", "jupyter/custom/custom.css"):
+    for file in ("lab/settings/overrides.json", "jupyter/jupyter_config.py", "jupyter/custom/custom.css"):
         assert [place for place in places if place.endswith(file)]
 
 

@@ -9,13 +9,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nbformat
 import pytest
+from nbconvert import HTMLExporter
+from traitlets.config import Config
 
 from course_lib import Span, Timeline
 from course_lib.classroom.widgets import play
 from lessons import Card
 
 SETTINGS = Path(__file__).parents[1] / "lessons" / "jupyterlab" / "jupyter_server_config.py"
+EXPORT = SETTINGS.with_name("jupyter_config.py")
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -72,3 +76,14 @@ def test_a_view_that_is_all_there_is_stays_and_other_files_are_left_alone(server
         server.config.ContentsManager.pre_save_hook(model)
         server.bring_views_back(model, os.getpid())
         assert model == before
+
+
+def test_an_exported_page_has_stored_pictures_and_formulas_without_the_network() -> None:
+    config, made = Config(), nbformat.v4
+    runpy.run_path(str(EXPORT), {"get_config": lambda: config})
+    text = "All $x^2$ and $$y_1$$, but not `$HOME`, `$PATH`."
+    output = made.new_output("display_data", bundles()["player"])
+    page = made.new_notebook(cells=[made.new_markdown_cell(text), made.new_code_cell(outputs=[output])])
+    html, _ = HTMLExporter(config=config).from_notebook_node(page)
+    assert all(part in html for part in ("<msup>", 'display="block"', "$HOME", "$PATH", "data:image/svg+xml"))
+    assert "x^2$" not in html and VIEW not in html

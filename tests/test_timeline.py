@@ -117,38 +117,23 @@ def trace_of(timeline: Timeline, folder: Path) -> dict[str, Any]:
     return json.loads((folder / "trace.json").read_text(encoding="utf-8"))
 
 
-def by_thread(trace: dict[str, Any]) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    threads: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for event in trace["traceEvents"]:
-        if event["ph"] == "X":
-            threads.setdefault((event["pid"], event["tid"]), []).append(event)
-    return threads
+def test_a_trace_names_its_ranks_in_order(tmp_path: Path) -> None:
+    events = trace_of(Timeline([Span(1, "forward", "", 0.0, 1.0)], 2), tmp_path)["traceEvents"]
+    named = {(e["name"], e["pid"]): e["args"] for e in events if e["ph"] == "M"}
+    assert named["process_name", 0] == {"name": "rank 0"}
+    assert named["process_sort_index", 1] == {"sort_index": 1}
 
 
-@given(timelines)
-def test_each_thread_of_a_trace_holds_spans_that_lie_inside_or_after_each_other(
-    tmp_path_factory: pytest.TempPathFactory, timeline: Timeline
-) -> None:
-    trace = trace_of(timeline, tmp_path_factory.mktemp("trace"))
-    threads = by_thread(trace)
-    assert sum(map(len, threads.values())) == len(timeline.spans)
-    for events in threads.values():
-        assert [e["ts"] for e in events] == sorted(e["ts"] for e in events)
-        for i, event in enumerate(events):
-            for other in events[i + 1 :]:
-                ends, other_ends = event["ts"] + event["dur"], other["ts"] + other["dur"]
-                assert other["ts"] >= ends or other_ends <= ends
-
-
-def test_a_trace_names_its_ranks_and_its_background_in_order(tmp_path: Path) -> None:
-    spans = [Span(1, "forward", "", 0.0, 1.0), Span(1, "transfer", "send", 0.5, 2.0, background=True)]
+def test_background_transfers_of_a_trace_begin_and_end_beside_other_spans(tmp_path: Path) -> None:
+    """Perfetto drops spans of a thread that overlap; pairs of "b" and "e" with one number may."""
+    spans = [
+        Span(1, "forward", "", 0.0, 1.0),
+        *(Span(1, "transfer", "send", t, 2.0, background=True) for t in (0.5, 0.7)),
+    ]
     events = trace_of(Timeline(spans, 2), tmp_path)["traceEvents"]
-    named = {(e["name"], e["pid"], e.get("tid")): e["args"] for e in events if e["ph"] == "M"}
-    assert named["process_name", 0, None] == {"name": "rank 0"}
-    assert named["process_sort_index", 1, None] == {"sort_index": 1}
-    assert named["thread_name", 1, 0] == {"name": "main"}
-    assert named["thread_name", 1, 1] == {"name": "background"}
-    assert named["thread_sort_index", 1, 1] == {"sort_index": 1}
+    times = [(e["ph"], e["id2"]["local"], e["ts"]) for e in events if e.get("cat") == "transfer"]
+    assert times == [("b", 1, 5e5), ("e", 1, 2e6), ("b", 2, 7e5), ("e", 2, 2e6)]
+    assert [e["name"] for e in events if e["ph"] == "X"] == ["forward"]
 
 
 def test_a_trace_keeps_times_in_microseconds_and_a_zero_that_means_something(tmp_path: Path) -> None:

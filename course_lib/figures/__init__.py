@@ -5,14 +5,13 @@ All but `gantt` are charts: a notebook shows them as figures to zoom into.
 gantt(run.timeline)                                  the activity of every rank over time
 speed_up([Timing.of(t) for t in timelines])          the speed-up of more ranks
 lost_time({"4 ranks": run.timeline})                 the causes of lost time
-collective_times({"1 MB": {"ring": {8: 0.002}}})     the times of algorithms over the number of ranks
 in_flight(run.timeline)                              the micro-batches whose activations each rank holds
 loss_curves({"float32": losses})                     the loss of each training over its steps
 
 memory_by_part({"plan": estimate.memory}, capacity)  the memory of a device; devices(estimate): of each
 step_time_by_part({"plan": estimate})                the parts of a step's time
 speed_up([Timing.planned(e) for e in estimates])     the speed-up of more devices
-plan_map(search(...))                                every plan, by memory and time
+plan_map(search(...))                                plans, by memory and time
 """
 
 from course_lib.figures.breakdown import lost_time, time_breakdown
@@ -22,4 +21,4 @@ from course_lib.figures.in_flight import held_activations, in_flight
 from course_lib.figures.loss_curves import loss_at_end, loss_curves
 from course_lib.figures.picture import Picture
 from course_lib.figures.plan_map import plan_map
-from course_lib.figures.scaling import Timing, collective_times, speed_up
+from course_lib.figures.scaling import Timing, speed_up

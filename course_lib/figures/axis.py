@@ -11,7 +11,6 @@ TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 LONG_TIMES = ((365.25 * 86_400, "years"), (86_400, "days"), (3_600, "hours"), *TIMES)
 DATA = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 MEMORY = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
-LARGE = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
 
 
 def ticks(limit: float, count: int) -> list[float]:
@@ -71,11 +70,6 @@ def thousands(value: float) -> str:
     return f"{value:,.9g}"
 
 
-def with_prefix(value: float) -> str:
-    """A large number as engineers write it: 12700 is "12.7k"."""
-    return _in_units(value, LARGE, "")
-
-
 def duration(seconds: float) -> str:
     """A time with its unit: 0.0123 is "12.3 ms"."""
     return _in_units(seconds, TIMES)
@@ -96,9 +90,9 @@ def memory_size(count: float) -> str:
     return _in_units(count, MEMORY)
 
 
-def _in_units(value: float, units: Units, space: str = " ") -> str:
+def _in_units(value: float, units: Units) -> str:
     size, name = unit_of(value, units)
-    return f"{number(value / size)}{space}{name}"
+    return f"{number(value / size)} {name}"
 
 
 def powers(low: float, high: float) -> list[float]:

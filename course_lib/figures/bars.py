@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from textwrap import shorten
 
-from course_lib.figures.chart import Axis, Bar, Label, Mark, Panel, Range, Rule, Write
+from course_lib.figures.chart import Axis, Bar, Label, Mark, Panel, Rule, Write, interval
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.palette import LIKELY, Style
 from course_lib.figures.svg import text_width
@@ -31,18 +31,14 @@ def bars_panel(
     write: writes a size in its bar.  unit: the size of 1 on the axis.
     limit: a size that no bar should pass, and its name.  ranges: the 90% interval of the end of a bar.
     """
-    marks: list[Mark] = []
+    marks: list[Mark] = [Rule(limit[0] / unit, Label(limit[1], down=-9, anchor="end"))] if limit else []
     for row, (name, parts) in enumerate(values.items()):
-        for bar in stacked(name, parts, styles, write, unit, row + 0.5, BAR / PITCH, is_across=True):
-            marks += cut(bar, limit[0] / unit) if limit else [bar]
+        marks += stacked(name, parts, styles, write, unit, row + 0.5, BAR / PITCH, is_across=True)
         if ranges and name in ranges:
             low, high = ranges[name]
             tip = f"{name}, {LIKELY}: {write(low)} to {write(high)}"
-            # Below the bar, where it covers no number.
-            marks.append(Range(row + 0.5 + 0.6 * BAR / PITCH, low / unit, high / unit, tip, is_across=True))
-    if limit:
-        words = Label(limit[1], down=-9)
-        marks.append(Rule(limit[0] / unit, words, width=3, is_over_bars=True))
+            below = row + 0.5 + 0.6 * BAR / PITCH  # where it covers no number
+            marks.append(interval(tip, (low / unit, below), (high / unit, below)))
     pitch = PITCH if len(values) <= MANY else CLOSE
     letters = min(int(0.4 * width / text_width("x")), max(map(len, values)))
     names = [name if len(name) <= letters else shorten(name, letters, placeholder="…") for name in values]
@@ -68,21 +64,3 @@ def stacked(
         tip = f"{name}: {style.label} {text}"
         yield Bar(part, style, at, size, end, tip, thickness, text if is_across else "", is_across)
         end += size
-
-
-def cut(bar: Bar, at: float) -> list[Bar]:
-    """Cut a bar in two if a limit crosses it: its number stands in the longer piece, not behind the limit."""
-    size = at - bar.base
-    if not 0 < size < bar.size:
-        return [bar]
-    is_first_longer = size > bar.size / 2
-    return [
-        bar._replace(size=size, text=bar.text * is_first_longer),
-        bar._replace(size=bar.size - size, base=at, text=bar.text * (not is_first_longer)),
-    ]
-
-
-def with_origins(origins: Mapping[str, str]) -> dict[str, str]:
-    """The label of each bar: its name, and its origin if the bars have different ones."""
-    is_mixed = len(set(origins.values())) > 1
-    return {name: f"{name} ({origin})" if is_mixed else name for name, origin in origins.items()}

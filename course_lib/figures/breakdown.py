@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from course_lib.figures.axis import percent
-from course_lib.figures.bars import bars_panel, with_origins
+from course_lib.figures.bars import bars_panel
 from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import STYLES
 from course_lib.figures.picture import Picture, Row
@@ -57,14 +57,12 @@ def largest_loss(shares: Shares) -> str:
 def lost_time(runs: Mapping[str, Timeline], width: int = 800, title: str | None = None) -> Picture:
     """Draw the ranks' time by cause: a bar for each run."""
     shares = {name: time_breakdown(run) for name, run in runs.items()}
-    names = with_origins({name: run.origin for name, run in runs.items()})
-    values = {names[name]: parts for name, parts in shares.items()}
     axis = Axis("share of the ranks' time", 0, 1, [tenth / 10 for tenth in range(0, 11, 2)], percent)
-    panel = bars_panel(values, CAUSES, axis, width, percent)
+    panel = bars_panel(shares, CAUSES, axis, width, percent)
     chart = Chart([panel], {run.origin for run in runs.values()}, title, width, CAUSES)
     rows: list[Row] = [
         {"run": name, **{CAUSES[cause].label: percent(share) for cause, share in parts.items()}}
-        for name, parts in values.items()
+        for name, parts in shares.items()
     ]
     return Picture.of(chart, _summary(runs, shares), rows)
 

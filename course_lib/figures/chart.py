@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from course_lib.figures.axis import Units, doubled, number, powers, ticks, unit_of
-from course_lib.figures.palette import Line, Look, Style
+from course_lib.figures.palette import LIKELY, Line, Look, Style
 
 Write = Callable[[float], str]
 
@@ -72,7 +72,7 @@ class Axis:
 class Label(NamedTuple):
     """A label beside a place, and its distance from there in pixels.
 
-    anchor: the part at its place, "middle" or "end"; by default its start.  has_halo: readable over lines and bars.
+    anchor: the part at its place, "middle" or "end"; by default its start.
     """
 
     text: str
@@ -81,7 +81,6 @@ class Label(NamedTuple):
     anchor: str | None = None
     size: int = 12
     is_bold: bool = True
-    has_halo: bool = False
 
 
 class Point(NamedTuple):
@@ -105,19 +104,6 @@ class Curve(NamedTuple):
     is_filled: bool = False
 
 
-class Cloud(NamedTuple):
-    """Thousands of points as dots, the most important first; is_pale: whether they are pale.
-
-    A tip, in interactive figures only, describes a dot, followed by its two coordinates in these units.
-    """
-
-    name: str
-    points: Sequence[Point]
-    look: Line
-    is_pale: Sequence[bool]
-    units: tuple[str, str]
-
-
 class Bar(NamedTuple):
     """A bar from base to base + size, at a place on the other axis. part: its kind; the style has its name.
 
@@ -136,34 +122,18 @@ class Bar(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A dashed line through the whole panel, at a place on the x axis, its words at the top.
-
-    is_across: at a place on the y axis, its words at the right end.
-    """
+    """A dashed line through the whole panel, at a place on the x axis, its words at the top. Bars hide it."""
 
     at: float
     words: Label
-    width: int = 2
-    is_across: bool = False
-    is_over_bars: bool = False
 
 
-class Range(NamedTuple):
-    """The interval of 90% of runs, at a place on the other axis. is_across: it lies along the x axis."""
-
-    at: float
-    low: float
-    high: float
-    tip: str
-    is_across: bool = False
-
-    @property
-    def ends(self) -> list[tuple[float, float]]:
-        places = [(self.at, self.low), (self.at, self.high)]
-        return [(y, x) for x, y in places] if self.is_across else places
+Mark = Point | Curve | Bar | Rule
 
 
-Mark = Point | Curve | Cloud | Bar | Rule | Range
+def interval(tip: str, *ends: tuple[float, float]) -> Curve:
+    """The interval of 90% of runs, a thin line between two places."""
+    return Curve(LIKELY, [Point(*end, tip) for end in ends], None)
 
 
 @dataclass(frozen=True)
@@ -190,7 +160,6 @@ class Chart:
     """Panels below each other, or side by side with equal widths.
 
     legend: the look of each name, in order; None is the thin line.
-    has_crosshair: whether the mouse shows the values of all curves at one x.
     """
 
     panels: Sequence[Panel]
@@ -199,4 +168,3 @@ class Chart:
     width: int
     legend: Mapping[str, Look] = field(default_factory=dict)
     is_row: bool = False
-    has_crosshair: bool = False

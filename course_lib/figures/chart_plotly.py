@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from textwrap import wrap
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from course_lib.figures import chart as charts
-from course_lib.figures.axis import number, percent, thousands, with_prefix
-from course_lib.figures.palette import INK, LIKELY, OPACITY, ORIGINS, PAPER
+from course_lib.figures.axis import number, percent, thousands
+from course_lib.figures.palette import INK, ORIGINS, PAPER
 
 # Numbers that plotly can write are renewed on zooming; others stay where the chart has them.
-FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
+FORMATS = {number: "", percent: ".0%", thousands: ","}
 LEGEND = 50  # pixels
 TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
 BOTTOM = {"yref": "container", "yanchor": "bottom", "y": 0}
@@ -27,7 +27,6 @@ BARS = {"barmode": "stack", "uniformtext": {"minsize": 11, "mode": "hide"}}
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
 LONG = 20  # rows of at least this many numbers are packed
 DIGITS = 9  # of a number in a figure
-NUMBER = re.compile(r"[\d.]*\d")
 
 Data = dict[str, Any]
 
@@ -39,8 +38,7 @@ def figure(chart: charts.Chart) -> Data:
     for place, panel in enumerate(chart.panels):
         data += _draw_panel(layout, chart, panel, place)
     named = set()
-    # The legend shows the first trace with a name: none of the pale ones, if possible.
-    for trace in sorted(data, key=lambda trace: trace.get("marker", {}).get("opacity") == OPACITY[True]):
+    for trace in data:
         trace.update(legendgroup=trace["name"], showlegend=bool(trace["name"]) and trace["name"] not in named)
         named.add(trace["name"])
     title = [f"<b>{escape(chart.title)}</b>"] if chart.title else []
@@ -55,23 +53,16 @@ def figure(chart: charts.Chart) -> Data:
         "grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.3},
         # At the bottom of the figure; plotly makes room for as many rows as it takes.
         "legend": {"traceorder": "normal", "orientation": "h", "itemsizing": "constant", **BOTTOM},
-        "hovermode": "x unified" if chart.has_crosshair else "closest",
     }
-    return {"data": _rounded(data), "layout": _rounded(layout)}
+    return json.loads(json.dumps({"data": data, "layout": layout}), parse_float=_rounded)
 
 
-def _rounded(value: Any) -> Any:
-    """A value without its last digits: from Python 3.12 on, sum() of floats rounds differently.
+def _rounded(text: str) -> float:
+    """A number without its last digits: from Python 3.12 on, sum() of floats rounds differently.
 
     A whole number is written as a browser writes it, so that saving an opened notebook leaves its file as it was.
     """
-    if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(one) for one in value]
-    if not isinstance(value, float):
-        return value
-    short = float(f"{value:.{DIGITS}g}")
+    short = float(f"{float(text):.{DIGITS}g}")
     return int(short) if short.is_integer() else short
 
 
@@ -79,19 +70,18 @@ def stored(chart: charts.Chart) -> Data:
     """The figure as a notebook stores it: long rows of numbers as plotly's packed arrays, not line by line."""
     made = figure(chart)
     for trace in made["data"]:
-        for name in ("x", "y", "customdata"):
-            if len(trace.get(name, ())) > LONG:
+        for name in ("x", "y"):
+            if len(trace[name]) > LONG:
                 trace[name] = _packed(trace[name])
     # Not "responsive": JupyterLab follows the width by itself; with it, a change of theme leaves no height.
     return {**made, "config": {"displaylogo": False, "modeBarButtonsToRemove": ["sendChartToCloud"]}}
 
 
-def _packed(rows: Sequence[Any]) -> Data:
-    """Pack rows of numbers, or rows with an equal number of numbers for each point."""
-    numbers = np.array(rows)
+def _packed(row: Sequence[float]) -> Data:
+    numbers = np.array(row)
     dtype = "i2" if (numbers % 1 == 0).all() and np.abs(numbers).max() < 2**15 else "f4"
     data = base64.b64encode(numbers.astype(f"<{dtype}").tobytes()).decode()
-    return {"dtype": dtype, "bdata": data, "shape": ", ".join(map(str, numbers.shape))}
+    return {"dtype": dtype, "bdata": data}
 
 
 def _draw_panel(layout: Data, chart: charts.Chart, panel: charts.Panel, place: int) -> list[Data]:
@@ -135,8 +125,7 @@ def _on_axis(axis: charts.Axis, value: float) -> float:
 def _notes(panel: charts.Panel, mark: charts.Mark) -> list[Data]:
     """The words of a mark, each at its place."""
     if isinstance(mark, charts.Rule):
-        x, y = (panel.x.high, mark.at) if mark.is_across else (mark.at, panel.y.high)
-        return [_written(panel, mark.words, x, y)]
+        return [_written(panel, mark.words, mark.at, panel.y.high)]
     points = mark.points if isinstance(mark, charts.Curve) else [mark] if isinstance(mark, charts.Point) else []
     return [_written(panel, point.words, point.x, point.y) for point in points if point.words]
 
@@ -147,7 +136,7 @@ def _written(panel: charts.Panel, words: charts.Label, x: float, y: float) -> Da
         "y": _on_axis(panel.y, y),
         "text": f"<b>{escape(words.text)}</b>" if words.is_bold else escape(words.text),
         "font": {"size": words.size},
-        **({"bgcolor": "rgba(255,255,255,0.8)"} if words.has_halo else {}),
+        "bgcolor": "rgba(255,255,255,0.8)",
         "xshift": words.right,
         "yshift": -words.down,
         "xanchor": {"middle": "center", "end": "right"}.get(words.anchor or "", "left"),
@@ -164,10 +153,9 @@ def _band(low: float, high: float, where: Data) -> Data:
 
 def _line(rule: charts.Rule, where: Data) -> Data:
     """A rule as a plotly shape; unlike an annotation, a shape takes the value itself on a logarithmic axis."""
-    along, across = ("x", "y") if rule.is_across else ("y", "x")
-    place = {f"{along}ref": f"{where[f'{along}ref']} domain", f"{along}0": 0, f"{along}1": 1}
-    place |= {f"{across}ref": where[f"{across}ref"], f"{across}0": rule.at, f"{across}1": rule.at}
-    return {"type": "line", **place, "line": {"color": INK, "dash": "dash", "width": rule.width}}
+    up = {"yref": f"{where['yref']} domain", "y0": 0, "y1": 1}
+    place = {"xref": where["xref"], "x0": rule.at, "x1": rule.at, **up}
+    return {"type": "line", **place, "line": {"color": INK, "dash": "dash", "width": 2}}
 
 
 def _traces(panel: charts.Panel) -> Iterator[tuple[str, Data]]:
@@ -175,12 +163,6 @@ def _traces(panel: charts.Panel) -> Iterator[tuple[str, Data]]:
     for mark in panel.marks:
         if isinstance(mark, charts.Curve):
             yield mark.name, _scatter(panel, mark.name, mark.points, **_curve(mark))
-        elif isinstance(mark, charts.Cloud):
-            yield from ((mark.name, trace) for trace in _cloud(mark))
-        elif isinstance(mark, charts.Range):
-            caps = {"symbol": "line-ns-open" if mark.is_across else "line-ew-open", "size": 10, "color": INK}
-            points = [charts.Point(*end, mark.tip) for end in mark.ends]
-            yield LIKELY, _scatter(panel, LIKELY, points, mode="lines+markers", marker=caps, line={"color": INK})
     bars = [mark for mark in panel.marks if isinstance(mark, charts.Bar)]
     for part in dict.fromkeys(bar.part for bar in bars):
         yield part, _bars([bar for bar in bars if bar.part == part])
@@ -207,34 +189,12 @@ def _lines(text: str) -> str:
     return "<br>".join(wrap(text, 80, break_long_words=False, break_on_hyphens=False))
 
 
-def _cloud(cloud: charts.Cloud) -> Iterator[Data]:
-    """A trace for each set of points whose tips differ only in numbers, so that thousands of them share one text."""
-    groups: dict[tuple[bool, str], list[tuple[charts.Point, list[str]]]] = {}
-    for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
-        groups.setdefault((is_pale, NUMBER.sub("{}", point.tip)), []).append((point, NUMBER.findall(point.tip)))
-    for (is_pale, words), told in sorted(groups.items(), key=lambda group: not group[0][0]):
-        columns = list(zip(*(numbers for _, numbers in told), strict=True))
-        differ = [column for column in columns if len(set(column)) > 1]
-        said = [f"%{{customdata[{differ.index(one)}]:~r}}" if one in differ else one[0] for one in columns]
-        place = "%{{y:.3~r}} {}, %{{x:.3~r}} {}".format(*cloud.units)
-        look = cloud.look
-        yield {
-            "type": "scatter",
-            "name": escape(cloud.name),
-            "x": [point.x for point, _ in told],
-            "y": [point.y for point, _ in told],
-            "mode": "markers",
-            "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": OPACITY[is_pale]},
-            "customdata": [list(map(float, numbers)) for numbers in zip(*differ, strict=True)],
-            "hovertemplate": _lines(f"{escape(words).format(*said)}: {place}") + "<extra></extra>",
-        }
-
-
 def _curve(curve: charts.Curve) -> Data:
     """The trace of a curve; points with tips have symbols."""
     look = curve.look
     if look is None:
-        return {"mode": "lines", "line": {"color": INK, "width": 1}, "hoverinfo": "skip"}
+        hover = "text" if curve.points[0].tip else "skip"
+        return {"mode": "lines", "line": {"color": INK, "width": 1.5}, "hoverinfo": hover}
     if curve.is_filled:
         return {"mode": "lines", "line": {"color": look.color}, "fill": "tozeroy"}
     sizes = [9 if point.tip else 0 for point in curve.points]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from course_lib.figures.chart import Bar, Chart, Cloud, Curve, Label, Panel, Point, Range, Rule
+from course_lib.figures.chart import Bar, Chart, Curve, Label, Panel, Point, Rule
 from course_lib.figures.frame import begin, draw_line, draw_numbers_beside, draw_symbol
-from course_lib.figures.palette import OPACITY, PAPER
-from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
-
-CELL = 5.0  # pixels of a cell: only the first dot in it is drawn
+from course_lib.figures.palette import PAPER
+from course_lib.figures.svg import HALO, Sheet, text_width
 
 
 def draw(chart: Chart) -> Sheet:
@@ -23,14 +21,13 @@ def draw(chart: Chart) -> Sheet:
 
 
 class _Box(NamedTuple):
-    """A panel's place on the sheet, in pixels. taken: the cells that have a dot."""
+    """A panel's place on the sheet, in pixels."""
 
     panel: Panel
     left: float
     right: float
     top: float
     bottom: float
-    taken: set[tuple[int, int]]
 
     def x(self, value: float) -> float:
         return self.left + (self.right - self.left) * self.panel.x.share(value)
@@ -45,7 +42,7 @@ class _Box(NamedTuple):
 def _draw_panel(sheet: Sheet, panel: Panel, left: float, width: float, top: float) -> float:
     """Draw a panel from `left` on, `width` wide; return the y below it."""
     top += panel.head
-    box = _Box(panel, left + panel.left, left + width - panel.right, top, top + panel.height, set())
+    box = _Box(panel, left + panel.left, left + width - panel.right, top, top + panel.height)
     if panel.shaded:
         with sheet.group(fill="currentColor", fill_opacity=0.1):
             for low, high in panel.shaded:
@@ -92,8 +89,7 @@ def _write(sheet: Sheet, words: Label, x: float, y: float) -> None:
     look: dict[str, object] = {"text_anchor": words.anchor} if words.anchor else {}
     look |= {} if words.size == 12 else {"font_size": words.size}
     look |= {"font_weight": "bold"} if words.is_bold else {}
-    look |= HALO if words.has_halo else {}
-    sheet.text(x + words.right, y + words.down, words.text, **look)
+    sheet.text(x + words.right, y + words.down, words.text, **look, **HALO)
 
 
 def _point(sheet: Sheet, box: _Box, point: Point) -> None:
@@ -110,28 +106,12 @@ def _curve(sheet: Sheet, box: _Box, curve: Curve) -> None:
     else:
         draw_line(sheet, curve.look, map(box.at, curve.points))
     for point in curve.points:
-        if point.tip and curve.look:
+        if point.tip:
             x, y = box.at(point)
-            draw_symbol(sheet, curve.look, x, y)
+            if curve.look:
+                draw_symbol(sheet, curve.look, x, y)
             sheet.box(x - 8, y - 8, 16.0, 16.0, tip=point.tip, fill="none", pointer_events="all")
         _point(sheet, box, point)
-
-
-def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
-    """Draw dots where no other cloud has one, as two shapes, one of them pale."""
-    cells: dict[tuple[int, int], tuple[Point, bool]] = {}
-    for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
-        x, y = box.at(point)
-        cell = int(x / CELL), int(y / CELL)
-        if cell not in box.taken:
-            cells.setdefault(cell, (point, is_pale))
-    for pale, opacity in OPACITY.items():
-        dots = "".join(
-            "M{:.1f},{:.1f}h0".format(*box.at(point)) for point, is_pale in cells.values() if is_pale == pale
-        )
-        look: dict[str, Any] = {"stroke": cloud.look.color, "stroke_opacity": opacity}
-        sheet.path(dots, fill="none", stroke_width=3, stroke_linecap="square", **look)
-    box.taken.update(cells)
 
 
 def _bar(sheet: Sheet, box: _Box, bar: Bar) -> None:
@@ -152,33 +132,16 @@ def _bar(sheet: Sheet, box: _Box, bar: Bar) -> None:
 
 
 def _rule(sheet: Sheet, box: _Box, rule: Rule) -> None:
-    words = rule.words
-    x, y = (box.right, box.y(rule.at)) if rule.is_across else (box.x(rule.at), box.top)
-    ends = (box.left, y, x, y) if rule.is_across else (x, y, x, box.bottom)
-    if rule.is_over_bars:  # visible on a bar of its color
-        sheet.line(*ends, stroke=BACKGROUND, stroke_width=rule.width + 4)
-    sheet.line(*ends, stroke="currentColor", stroke_width=rule.width, stroke_dasharray="6,3")
+    words, x = rule.words, box.x(rule.at)
+    sheet.line(x, box.top, x, box.bottom, stroke="currentColor", stroke_width=2, stroke_dasharray="6,3")
     if words.anchor != "end" and x + words.right + text_width(words.text) > box.right:
         words = words._replace(anchor="end", right=-words.right)
-    _write(sheet, words, x, y)
-
-
-def _range(sheet: Sheet, box: _Box, likely: Range) -> None:
-    ends = [(box.x(x), box.y(y)) for x, y in likely.ends]
-    right, down = (0, 5) if likely.is_across else (5, 0)
-    strokes = [ends, *([(x - right, y - down), (x + right, y + down)] for x, y in ends)]
-    path = "".join(f"M{x:.2f},{y:.2f}L{to_x:.2f},{to_y:.2f}" for (x, y), (to_x, to_y) in strokes)
-    for color, width in ((BACKGROUND, 4), ("currentColor", 1.5)):  # visible on bars of any color
-        sheet.path(path, fill="none", stroke=color, stroke_width=width)
-    (x, low), (end, high) = ends
-    sheet.box(x - 4, high - 4, end - x + 8, low - high + 8, tip=likely.tip, fill="none", pointer_events="all")
+    _write(sheet, words, x, box.top)
 
 
 DRAW: dict[type, Callable[..., None]] = {
     Point: _point,
     Curve: _curve,
-    Cloud: _cloud,
     Bar: _bar,
     Rule: _rule,
-    Range: _range,
 }

@@ -7,12 +7,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import MEMORY, TIMES, duration, memory_size, percent
-from course_lib.figures.bars import bars_panel, with_origins
+from course_lib.figures.bars import bars_panel
 from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import LIKELY, STYLES, Style
 from course_lib.figures.picture import Picture, Row
 from course_lib.planner import Estimate, Memory
-from course_lib.planner.memory import FITS, Fit, memory_of
+from course_lib.planner.memory import Fit, memory_of
 
 if TYPE_CHECKING:
     from course_lib.instruments.ledger import Bytes
@@ -60,7 +60,7 @@ def memory_by_part(
     usual: bytes on the axis; more of them double it, and the picture says so.
     """
     held, origins = _parts_by_bar(bars)
-    planned = {name: one for name, one in zip(held, bars.values(), strict=True) if isinstance(one, Memory)}
+    planned = {name: one for name, one in bars.items() if isinstance(one, Memory)}
     ranges = {name: (one.low, one.high) for name, one in planned.items()}
     largest = max(
         capacity or 0, *(sum(parts.values()) for parts in held.values()), *(high for _, high in ranges.values())
@@ -82,11 +82,9 @@ def _fit(parts: Mapping[str, float], planned: Memory | None, capacity: float) ->
 
 
 def _parts_by_bar(bars: Mapping[str, Memory | Bytes]) -> tuple[Parts, set[str]]:
-    """The parts of each bar, and their origins, which are added to the names of the bars if they differ."""
-    origins = {name: "modelled" if hasattr(one, "buffers") else "measured" for name, one in bars.items()}
-    names = with_origins(origins)
-    parts = {names[name]: {part: float(getattr(one, part, 0)) for part in MEMORY_PARTS} for name, one in bars.items()}
-    return parts, set(origins.values())
+    """The parts of each bar, and their origins."""
+    parts = {name: {part: float(getattr(one, part, 0)) for part in MEMORY_PARTS} for name, one in bars.items()}
+    return parts, {"modelled" if hasattr(one, "buffers") else "measured" for one in bars.values()}
 
 
 def devices(estimate: Estimate) -> dict[str, Memory]:
@@ -143,11 +141,7 @@ def _memory_summary(held: Parts, capacity: float | None, fits: Mapping[str, Fit]
     text = f"{who} {memory_size(most)}, most of it ({percent(size / most)}) {MEMORY_PARTS[part].label}"
     if capacity is None:
         return f"{text}."
-    worst = max(fits.values(), key=FITS.index)
-    alike = sum(fit == worst for fit in fits.values())
-    several = f"all of them {worst}" if alike == len(held) else f"{alike} of {len(held)} {worst}"
-    verdict = f"it {worst}" if len(held) == 1 else several.replace("fits", "fit").replace("does", "do")
-    return f"{text}; a device has {memory_size(capacity)}, so {verdict}."
+    return f"{text}; a device has {memory_size(capacity)}, so it {fits[fullest]}."
 
 
 def _memory_row(name: str, parts: Mapping[str, float], styles: Mapping[str, Style], fit: Fit | None) -> Row:

@@ -26,7 +26,7 @@ from course_lib.figures.svg import BACKGROUND, HALO, Sheet, moving
 from course_lib.figures.vocabulary import draw_device, draw_machine
 from course_lib.timeline import RECEIVING, Timeline
 
-RADIUS, PITCH, IN_A_ROW, ROUND = 8.5, 20.5, 4, 156.0  # pixels: of a pie, between two; pies; of the circle
+PITCH, IN_A_ROW, ROUND = 20.5, 4, 156.0  # pixels from pie to pie, of eight ranks; pies; pixels of the circle
 HALF = 0.5  # of the time
 COLUMNS = "received (ms)", "from rank", "to rank", "piece", "ranks in the sum"
 Members = tuple[int, ...]  # the ranks in a sum
@@ -51,9 +51,18 @@ class _Circle(NamedTuple):
     y: float
 
     @property
+    def pitch(self) -> float:
+        """Pixels from pie to pie: as large as there is room."""
+        return PITCH * max(1.0, min(6.5 / self.ranks, 1.75))
+
+    @property
+    def radius(self) -> float:
+        return 0.41 * self.pitch
+
+    @property
     def size(self) -> tuple[float, float]:
         """Width and height of a device."""
-        return PITCH * min(self.ranks, IN_A_ROW) + 2, PITCH * -(-self.ranks // IN_A_ROW) + 2
+        return self.pitch * min(self.ranks, IN_A_ROW) + 2, self.pitch * -(-self.ranks // IN_A_ROW) + 2
 
     def angle(self, rank: float) -> float:
         return 2 * math.pi * ((rank + 0.5) / self.ranks - 0.25)
@@ -64,13 +73,13 @@ class _Circle(NamedTuple):
     def slot(self, rank: int, piece: int) -> tuple[float, float]:
         (x, y), (width, height) = self.center(rank), self.size
         column, row = piece % IN_A_ROW + 0.5, piece // IN_A_ROW + 0.5
-        return x - width / 2 + 1 + PITCH * column, y - height / 2 + 1 + PITCH * row
+        return x - width / 2 + 1 + self.pitch * column, y - height / 2 + 1 + self.pitch * row
 
     def wedge(self, x: float, y: float, rank: int) -> str:
         """The path of a wedge of a pie at x, y: it points to where the rank's device is."""
         ends = [self.angle(rank - 0.5 + side) for side in (0, 1)]
-        (left, top), (right, bottom) = ((x + RADIUS * math.cos(a), y + RADIUS * math.sin(a)) for a in ends)
-        return f"M{x:.1f},{y:.1f}L{left:.1f},{top:.1f}A{RADIUS},{RADIUS} 0 0 1 {right:.1f},{bottom:.1f}z"
+        (left, top), (right, bottom) = ((x + self.radius * math.cos(a), y + self.radius * math.sin(a)) for a in ends)
+        return f"M{x:.1f},{y:.1f}L{left:.1f},{top:.1f}A{self.radius},{self.radius} 0 0 1 {right:.1f},{bottom:.1f}z"
 
 
 def exchange(
@@ -103,7 +112,7 @@ def _draw_devices(sheet: Sheet, circle: _Circle, sums: Sequence[Sum], per_machin
     """Draw machines, the edges that are used, and over them the devices with empty slots."""
     if per_machine:
         for number, left in enumerate((sheet.width / 2 + 4, 4.0)):  # the circle begins at the right
-            draw_machine(sheet, left, circle.y - ROUND - 46, sheet.width / 2 - 8, 2 * ROUND + 86, number)
+            draw_machine(sheet, left, circle.y - ROUND - 46, sheet.width / 2 - 8, 2 * ROUND + 86, f"machine {number}")
     with sheet.group(stroke="currentColor", stroke_opacity=0.35, stroke_width=2):
         for one, other in sorted({(min(s.source, s.target), max(s.source, s.target)) for s in sums}):
             if one != other:
@@ -113,7 +122,7 @@ def _draw_devices(sheet: Sheet, circle: _Circle, sums: Sequence[Sum], per_machin
         draw_device(sheet, x - width / 2, y - height / 2, width, height, rank)
         with sheet.group(stroke="currentColor", stroke_opacity=0.25, fill="none"):
             for piece in range(circle.ranks):
-                sheet.circle(*circle.slot(rank, piece), RADIUS)
+                sheet.circle(*circle.slot(rank, piece), circle.radius)
 
 
 def _draw_sent(sheet: Sheet, circle: _Circle, timeline: Timeline) -> None:
@@ -132,7 +141,7 @@ def _draw_sent(sheet: Sheet, circle: _Circle, timeline: Timeline) -> None:
 
 
 def _draw_pie(sheet: Sheet, circle: _Circle, at: tuple[float, float], members: Members, is_full: bool) -> None:
-    sheet.circle(*at, RADIUS, fill=BACKGROUND, stroke="currentColor", stroke_width=2.5 if is_full else 1)
+    sheet.circle(*at, circle.radius, fill=BACKGROUND, stroke="currentColor", stroke_width=2.5 if is_full else 1)
     for rank in members:
         sheet.path(circle.wedge(*at, rank), fill=RANKS[rank].fill)
 

@@ -70,7 +70,7 @@ def draw_line(sheet: Sheet, look: Line | None, points: Iterable[tuple[float, flo
     """Draw a curve in its color and dash; without a look, a thin one in the color of the text."""
     if look and look.dash is None:
         return
-    color, width = (look.color, 2.5) if look else ("currentColor", 1)
+    color, width = (look.color, 2.5) if look else ("currentColor", 1.5)
     dash = {"stroke_dasharray": look.dash} if look and look.dash else {}
     path = "M" + "L".join(f"{x:.2f},{y:.2f}" for x, y in points)
     sheet.path(path, fill="none", stroke=color, stroke_width=width, **dash)

@@ -24,11 +24,10 @@ from course_lib.figures.svg import Sheet, text_width
 from course_lib.figures.words import heading, rank_rows, span_in_words, summary
 from course_lib.timeline import COMPUTE_KINDS, Timeline
 
-GUTTER = 70.0
+GUTTER = 78.0
 # Pixels. Spans narrower than the first have no outline, which would cover them; spans narrower than the second
 # are gathered by pixel column.
 NARROW, DUST = 3.0, 0.5
-MOST_APART = 1500
 
 
 def gantt(
@@ -114,16 +113,14 @@ def _draw_spans(sheet: Sheet, panel: TimelinePanel) -> None:
     bars = list(panel.bars())
     dust = list(_gather([bar for bar in bars if 0 < bar.width < DUST]))
     bars = [bar for bar in bars if bar.width >= DUST]
-    apart = _apart(bars)
     # Waits come last, so that nothing hides them.
     for last in (False, True):
         layer = [bar for bar in bars + dust if (bar.span.kind == "wait") is last]
         with sheet.group(stroke="currentColor", stroke_width=0.5):
             for bar in layer:
-                if bar.width > apart:
+                if bar.width >= NARROW:
                     fill = sheet.fill(bar.span.kind, STYLES[bar.span.kind])
                     sheet.box(bar.x, bar.y, bar.width, bar.height, tip=span_in_words(bar.span, zero), fill=fill)
-            _draw_together(sheet, [bar for bar in layer if NARROW <= bar.width <= apart])
         _draw_together(sheet, [bar for bar in layer if bar.width < NARROW])
     with sheet.group(fill=INK, text_anchor="middle", font_size=11):
         for _, of_rank in groupby(bars, key=lambda bar: bar.span.rank):
@@ -139,20 +136,10 @@ def _gather(dust: list[PlacedSpan]) -> Iterator[PlacedSpan]:
         widths: dict[str, float] = defaultdict(float)
         for bar in column:
             widths[bar.span.kind] += bar.width
-        # The shortest wait stays visible as a hair, unless it crowds out others.
-        if "wait" in widths and sum(widths.values()) < DUST:
-            widths["wait"] = DUST
         x = column[0].x
         for kind in sorted(widths, key=lambda kind: kind != "wait"):
             yield column[0]._replace(span=column[0].span._replace(kind=kind), x=x, width=widths[kind])
             x += widths[kind]
-
-
-def _apart(bars: list[PlacedSpan]) -> float:
-    """The width above which a bar is its own element, with a tooltip: thousands of them are slow in browsers."""
-    widths = sorted((bar.width for bar in bars if bar.width >= NARROW), reverse=True)
-    # A hundredth of a pixel more, so that bars of equal length are treated equally.
-    return widths[MOST_APART] + 0.01 if len(widths) > MOST_APART else 0.999 * NARROW
 
 
 def _draw_together(sheet: Sheet, bars: list[PlacedSpan]) -> None:

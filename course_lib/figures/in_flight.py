@@ -25,7 +25,7 @@ from course_lib.figures.palette import LINES
 from course_lib.figures.picture import Picture, Row
 from course_lib.timeline import Span, Timeline
 
-ROW, GAP = 24.0, 3.0
+ROOM, ROW, GAP = 216.0, 24.0, 3.0  # pixels: of all rows, if each gets enough; of a row; between two
 
 
 class Activations(NamedTuple):
@@ -71,22 +71,24 @@ def in_flight(timeline: Timeline, width: int = 800, title: str | None = None, us
     time = replace(time, high=time.high or 1, has_grid=False)
     all_of_them = len({span.micro_batch for span in timeline.spans} - {None})
     most = max([1.0, all_of_them, *(one.most for one in ranks)])
-    panels = [_panel(one, most, size, replace(time, title="", ticks=())) for one in ranks]
+    height = max(ROW, ROOM / len(ranks) - GAP)
+    panels = [_panel(one, most, size, replace(time, title="", ticks=()), height) for one in ranks]
     panels[-1] = replace(panels[-1], x=time, foot=GAP + MARGIN)
     rows: list[Row] = [{"rank": one.rank, "held at most (micro-batches)": one.most} for one in ranks]
     return Picture.of(Chart(panels, [timeline.origin], title, width), _summary(ranks, timeline.origin), rows)
 
 
-def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
+def _panel(one: Activations, most: float, size: float, time: Axis, height: float) -> Panel:
     """A rank's row. size: the seconds of 1 on the time axis."""
-    names = (f"rank {one.rank}", -13, 12), (f"at most {number(one.most)}", -2, 11)
+    above = -2 - min(height / 2, 15)
+    names = (f"rank {one.rank}", above, 12), (f"at most {number(one.most)}", -2, 11)
     marks: list[Mark] = [
         Point(0, 0, "", Label(name, -8, down, "end", font, is_bold=False)) for name, down, font in names
     ]
     steps = pairwise([(0.0, 0.0), *dict(one.steps).items()])  # of two events at once, the last
     stairs = [Point(when / size, n) for (_, before), (when, after) in steps for n in (before, after)]
     marks.append(Curve(f"rank {one.rank}", stairs, LINES[0], is_filled=True))
-    return Panel(time, Axis("", 0, most, has_grid=False), marks, ROW, GUTTER, MARGIN, head=0.0, foot=GAP)
+    return Panel(time, Axis("", 0, most, has_grid=False), marks, height, GUTTER, MARGIN, head=0.0, foot=GAP)
 
 
 def _summary(ranks: list[Activations], origin: str) -> str:

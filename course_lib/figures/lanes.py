@@ -49,9 +49,9 @@ class PlacedSpan(NamedTuple):
     height: float
 
 
-FEW, MANY = 4, 16  # ranks
 LANE, GHOST = 5.0, 4.0  # pixels under a rank's bars, for its background and for those of another run
-ROOM, HIGHEST = 184.0, 46.0  # pixels: for all ranks where their number changes, and for each of a few
+ROOM, LEAST, GAP = 184.0, 12.0, 3.0  # pixels: for all ranks, if they can have it; of a bar at least; between ranks
+MOST = {False: 31.0, True: 46.0}  # for one rank, by whether few take as much room as many
 
 
 class TimelinePanel(NamedTuple):
@@ -84,11 +84,7 @@ class TimelinePanel(NamedTuple):
 
 def lanes_of(timeline: Timeline, has_ghost: bool = False, fills: bool = False) -> Lanes:
     """The heights of a timeline's rows. fills: whether few ranks take as much room as many, as far as they can."""
-    ranks = timeline.world_size
-    pitch, gap = (31.0, 5.0) if ranks <= FEW else (23.0, 2.0) if ranks <= MANY else (15.0, 3.0)
-    if fills:
-        pitch = max(pitch, min(ROOM / ranks, HIGHEST))
     lane = LANE if any(span.background for span in timeline.spans) else 0.0
-    below = lane + GHOST * has_ghost
-    bar = pitch - gap - (below if ranks <= MANY else 0)
-    return Lanes(bar, lane, bar + below + gap)
+    below = lane + GHOST * has_ghost + GAP
+    bar = max(LEAST, min(ROOM / timeline.world_size, MOST[fills]) - below)
+    return Lanes(bar, lane, bar + below)

@@ -39,7 +39,7 @@ def loss_curves(
         if curve
     ]
     panel = Panel(across, up, lines, height=180.0)
-    chart = Chart([panel], {"measured"}, title, width, looks, has_crosshair=True)
+    chart = Chart([panel], {"measured"}, title, width, looks)
     return Picture.of(chart, _summary(curves, steps), _rows(curves, steps))
 
 
@@ -79,7 +79,7 @@ def _rows(curves: Mapping[str, Sequence[float]], steps: int) -> list[Row]:
 def _line(name: str, finite: Sequence[float], losses: Sequence[float], look: Line, beside: int) -> Curve:
     """A curve with a symbol at its end, and the reason if it ends early. beside: other curves that end at this step."""
     points = [Point(step, loss) for step, loss in enumerate(finite)]
-    reason = Label(f"✗ {name}: not a number", right=10, down=16 * beside - 8, has_halo=True)
+    reason = Label(f"✗ {name}: not a number", right=10, down=16 * beside - 8)
     words = None if math.isfinite(losses[-1]) else reason
     points[-1] = points[-1]._replace(tip=f"{name} {_in_words(losses)}", words=words)
     return Curve(name, points, look)

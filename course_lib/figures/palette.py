@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"
-OPACITY = {False: 0.9, True: 0.35}  # opacity of dots, by whether they are pale
 LIKELY = "where 90% of such runs lie"  # the name of ranges around estimates in the legend
 
 

@@ -23,7 +23,6 @@ from course_lib.timeline import Timeline
 
 PLOTLY = "application/vnd.plotly.v1+json"
 MOST_TIPS = 500
-NARROWEST_TIP = 4.0
 
 Row = dict[str, object]
 
@@ -101,7 +100,8 @@ class Picture:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """The static form of the picture: for a chart, its image."""
-        return {"text/plain": self.summary, "text/html": self._image(_largest(self.sheet.tips)) + self._numbers()}
+        largest = sorted(self.sheet.tips, key=lambda tip: -tip.width)[:MOST_TIPS]  # keeps the notebook small
+        return {"text/plain": self.summary, "text/html": self._image(largest) + self._numbers()}
 
     def _image(self, tips: Sequence[Tip]) -> str:
         data = base64.b64encode(self.sheet.write(self.summary, tips=False).encode()).decode()
@@ -131,13 +131,6 @@ class Picture:
 
 def _cell(value: object) -> str:
     return f"<td>{number(value) if isinstance(value, float) else clean(str(value))}</td>"
-
-
-def _largest(tips: list[Tip]) -> list[Tip]:
-    """The tips to store: wide enough to hit with a mouse, and few enough to keep the notebook small."""
-    wide = [tip for tip in tips if tip.width >= NARROWEST_TIP]
-    chosen = set(sorted(range(len(wide)), key=lambda i: -wide[i].width)[:MOST_TIPS])
-    return [tip for i, tip in enumerate(wide) if i in chosen]
 
 
 def _overlay(tip: Tip, sheet: Sheet) -> str:

@@ -1,43 +1,42 @@
-"""A map of plans: each is a point, by its memory on a device and its step time."""
+"""A map of plans: points, by memory on a device and step time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 
 from course_lib.figures.axis import duration, memory_size
-from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Label, Mark, Panel, Point, Range, Rule
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, Rule, interval
 from course_lib.figures.palette import DOTS, LIKELY, LINES, Line, Look
 from course_lib.figures.picture import Picture, table
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Estimate, Found
+from course_lib.planner.alternatives import shape
 
 FRONT, MARKED = LINES[1], Line("#cc3311", None, "triangle-down")
 BEST = "no other plan is both smaller and faster"
-COLORED = {"tp": "tensor ranks", "zero": "ZeRO stage", "recompute": "recomputation"}
 GiB = 2**30
-ROOM = 0.16  # share of the axis that a label to the left of a point needs
 COLUMNS = "plan", "step (s)", "with 90% (s)", "memory (GiB)", "fits"
 
 
 def plan_map(
     found: Found,
-    by: str = "tp",
     title: str | None = None,
     marked: Mapping[str, Estimate] | None = None,
 ) -> Picture:
-    """Draw every plan that a search found: memory across, time up, both by powers.
+    """Draw the plans that a search found: memory across, time up, both by powers.
 
-    by: the meaning of the color of a dot, "tp", "zero" or "recompute".  marked: plans to label, by their labels.
+    marked: plans to label, by their labels.
 
-    The line is the Pareto front, the plans that no other plan beats in both. Plans left of the dashed line fit, with
-    lean software at least, and the darker ones with any. The two ends of the front have intervals: an error in the
-    machine's figures makes all plans slower or faster together.
+    A dot is the fastest of all plans with the same ranks, ZeRO stage and recomputation. The line is the Pareto front,
+    the plans that no other plan beats in both. Its two ends have intervals: an error in the machine's figures makes all
+    plans slower or faster together.
     """
-    clouds = list(_clouds(found, by))
-    legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
+    plans = _fastest(found)
+    dots = list(_dots(plans))
+    legend: dict[str, Look] = {one.name: one.look for one in dots}
     legend |= {BEST: FRONT, **dict.fromkeys(marked or {}, MARKED), LIKELY: None}
-    chart = Chart([_panel(found, clouds, marked or {})], {"modelled"}, title, 800, legend)
+    chart = Chart([_panel(found, plans, dots, marked or {})], {"modelled"}, title, 800, legend)
     rows = (
         (plan_in_words(one.plan), step.total, f"{step.low:.4g} to {step.high:.4g}", one.memory.total / GiB, one.fit)
         for one in found.pareto
@@ -46,43 +45,46 @@ def plan_map(
     return Picture.of(chart, _summary(found), table(COLUMNS, rows))
 
 
-def _panel(found: Found, clouds: list[Cloud], marked: Mapping[str, Estimate]) -> Panel:
-    drawn = *found, *marked.values()
+def _panel(found: Found, plans: list[Estimate], dots: list[Curve], marked: Mapping[str, Estimate]) -> Panel:
+    drawn = *plans, *found.pareto, *marked.values()
     needed = [one.memory.total / GiB for one in drawn]
-    memory = Axis.by_powers("each dot is a plan: memory of its fullest device (GiB)", needed)
+    memory = Axis.by_powers("memory of the fullest device (GiB)", needed)
     ends = [end for one in drawn for end in (one.step_time.low, one.step_time.high)]
     time = Axis.by_powers("time of one step (s)", ends)
-    capacity, is_left = found[0].capacity, memory.share(needed[0]) < ROOM
-    words = Label("fastest that fits", right=-4, down=22, anchor="end")
-    fastest = words._replace(right=4, down=34, anchor=None, has_halo=True) if is_left else words
+    capacity = found[0].capacity
+    fastest = Label("fastest that fits", right=-4, down=22, anchor="end")
     front = [_point(one, _in_words(one), fastest if one.fits and one is found[0] else None) for one in found.pareto]
-    limit = Rule(capacity / GiB, Label(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
-    marks: list[Mark] = [*clouds, *map(_range, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
+    limit = Rule(capacity / GiB, Label(f"a device has {memory_size(capacity)}", right=6, down=14))
+    marks: list[Mark] = [*dots, *map(_interval, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
     for name, one in marked.items():
-        words = Label(name, right=9, down=-9, has_halo=True)
+        words = Label(name, right=9, down=-9)
         marks.append(Curve(name, [_point(one, f"{name}: {_in_words(one)}", words)], MARKED))
     if memory.low < capacity / GiB < memory.high:
         marks.insert(0, limit)
     return Panel(memory, time, marks, 320.0, left=60.0)
 
 
-def _clouds(found: Found, by: str) -> Iterator[Cloud]:
-    """A cloud for each value of `by`, plans that fit for certain darker than the others."""
-    if by not in COLORED:
-        raise ValueError(f"by is {by!r}; it is one of {', '.join(map(repr, COLORED))}")
-    values = sorted({getattr(one.plan, by) for one in found})
-    for value, look in zip(values, cycle(DOTS)):
-        plans = [one for one in found if getattr(one.plan, by) == value]
-        dots = [_point(one, plan_in_words(one.plan)) for one in plans]
-        yield Cloud(f"{COLORED[by]}: {value}", dots, look, [not one.fits for one in plans], ("s", "GiB"))
+def _fastest(found: Found) -> list[Estimate]:
+    """The fastest of all plans that cut the model, shard and recompute alike."""
+    slowest_first = sorted(found, key=lambda one: -one.step_time.total)
+    return [*{(shape(one.plan), one.plan.zero, one.plan.recompute): one for one in slowest_first}.values()]
+
+
+def _dots(plans: Sequence[Estimate]) -> Iterator[Curve]:
+    """The dots for each number of tensor ranks."""
+    for tp, look in zip(sorted({one.plan.tp for one in plans}), cycle(DOTS)):
+        dots = [_point(one, _in_words(one)) for one in plans if one.plan.tp == tp]
+        yield Curve(f"tensor ranks: {tp}", dots, look._replace(dash=None))
 
 
 def _point(one: Estimate, tip: str, words: Label | None = None) -> Point:
     return Point(one.memory.total / GiB, one.step_time.total, tip, words)
 
 
-def _range(one: Estimate) -> Range:
-    return Range(one.memory.total / GiB, one.step_time.low, one.step_time.high, one.interval)
+def _interval(one: Estimate) -> Curve:
+    return interval(
+        one.interval, *((one.memory.total / GiB, seconds) for seconds in (one.step_time.low, one.step_time.high))
+    )
 
 
 def _in_words(one: Estimate) -> str:

@@ -1,21 +1,19 @@
-"""Scaling: the speed-up of a step with more ranks, against the ideal, and the time of a collective."""
+"""Scaling: the speed-up of a step with more ranks, against the ideal."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import starmap
 from statistics import median
 
-from course_lib.figures.axis import counted, duration, number, percent, thousands, ticks
+from course_lib.figures.axis import counted, number, percent, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import Line, lines_of
 from course_lib.figures.picture import Picture, table
 from course_lib.planner import Estimate
 from course_lib.timeline import Timeline
-
-Times = Mapping[str, Mapping[int, float]]  # seconds, by algorithm and number of ranks
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,6 @@ def _relative(rates: dict[int, float]) -> dict[int, float]:
 
 def _in_words(name: str, speeds: dict[int, float]) -> str:
     fewest, most = min(speeds), max(speeds)
-    if fewest == most:
-        return f"{name}, only {fewest} timed"
     times, share = number(speeds[most] / fewest), percent(speeds[most] / most)
     return f"{name}, {most} ranks are {times} times as fast as {fewest}, {share} of the ideal"
 
@@ -109,35 +105,3 @@ def _line(name: str, speeds: dict[int, float], look: Line) -> Curve:
         Point(n, speed, tip(name, counted(n, "rank"), number(speed), percent(speed / n))) for n, speed in speeds.items()
     ]
     return Curve(name, points, look)
-
-
-def collective_times(panels: Mapping[str, Times], width: int = 850, title: str | None = None) -> Picture:
-    """Draw modelled times beside each other. panels: by operation, such as "an all-reduce of 1 MB"."""
-    looks = lines_of(next(iter(panels.values())))
-    rows: list[dict[str, object]] = [
-        {"what": what, "ranks": ranks, **{name: duration(times[name][ranks]) for name in times}}
-        for what, times in panels.items()
-        for ranks in next(iter(times.values()))
-    ]
-    chart = Chart(
-        [_times_panel(*panel, looks) for panel in panels.items()], {"modelled"}, title, width, looks, is_row=True
-    )
-    summary = "; ".join(_times_in_words(*panel) for panel in panels.items())
-    return Picture.of(chart, f"{summary[0].upper()}{summary[1:]}.", rows)
-
-
-def _times_panel(what: str, times: Times, looks: Mapping[str, Line]) -> Panel:
-    curves = [
-        Curve(name, [Point(n, 1e3 * s, f"{name}, {n} ranks: {duration(s)}") for n, s in line.items()], looks[name])
-        for name, line in times.items()
-    ]
-    ranks, seconds = zip(*(point for line in times.values() for point in line.items()), strict=True)
-    across = Axis.by_powers(f"number of ranks, for {what}", ranks, 1.3, thousands)
-    up = Axis.by_powers("time (ms)", [1e3 * s for s in seconds], 1.6, thousands)
-    return Panel(across, up, curves, 220.0)
-
-
-def _times_in_words(what: str, times: Times) -> str:
-    most = max(next(iter(times.values())))
-    ends = ", ".join(f"{name} {duration(line[most])}" for name, line in times.items())
-    return f"{what} over {thousands(most)} ranks: {ends}"

@@ -22,10 +22,11 @@ PIXEL = "var(--jp-content-font-size1,14px) / 14"
 # The style of containers of pictures, which grow with the text of JupyterLab's page and with the room, until their
 # smallest labels have 16 pixels: in width up to the widest picture, in height up to a notebook on a 1280 x 800 page.
 ROOMY = f"container-type:inline-size;--course-pixel:max({PIXEL},min({PIXEL}*16/11,100cqw/840,(100vh - 121px)/679))"
-# The colors of an image on a dark page. An image cannot see the page's variables, but it is told this much of it.
-DARK = (
+# The colors of an image on a dark page, and the size of its labels on a projector. An image cannot see the page's
+# variables, but it is told this much of it, and how wide it is.
+AS_IMAGE = (
     "<style>@media(prefers-color-scheme:dark){svg{--jp-ui-font-color1:rgba(255,255,255,0.87);"
-    "--jp-layout-color0:#111}}</style>"
+    "--jp-layout-color0:#111}}@media(min-width:1400px){text:not([font-size='14']){font-size:14px;font-weight:400}}</style>"
 )
 # Attributes of a text over lines or patterns: a margin in the color of the background.
 HALO = {"stroke": BACKGROUND, "stroke_width": 4, "paint_order": "stroke"}
@@ -105,7 +106,7 @@ class Sheet:
         markup = (
             f'<svg xmlns="http://www.w3.org/2000/svg"{size} viewBox="0 0 {_short(self.width)} {_short(self.height)}"'
             f' style="color:{ink};{fit};height:auto" font-family="{FONT}" font-size="12" fill="currentColor"'
-            f' role="img" aria-label="{clean(label)}">{"" if themed else DARK}'
+            f' role="img" aria-label="{clean(label)}">{"" if themed else AS_IMAGE}'
             f"<defs>{''.join(self._patterns.values())}</defs>"
             f'<rect{size} rx="4" fill="{BACKGROUND}"/>{"".join(self._body)}</svg>'
         )

@@ -14,7 +14,7 @@ def draw_device(
     sheet.text(x + width / 2, y + down, name, text_anchor="middle", font_size=11, font_weight="bold", **HALO)
 
 
-def draw_machine(sheet: Sheet, x: float, y: float, width: float, height: float, number: int) -> None:
+def draw_machine(sheet: Sheet, x: float, y: float, width: float, height: float, name: str) -> None:
     """A machine around its devices."""
     sheet.box(x, y, width, height, rx=10, fill="currentColor", fill_opacity=0.06, stroke="currentColor")
-    sheet.text(x + 10, y + 15, f"machine {number}", font_size=11)
+    sheet.text(x + 10, y + 15, name, font_size=11)

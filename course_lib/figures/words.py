@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from math import isclose
 
 from course_lib.figures.axis import counted, data_size, duration, listed, percent
-from course_lib.figures.breakdown import DONE, time_breakdown
+from course_lib.figures.breakdown import time_breakdown
 from course_lib.figures.palette import ORIGINS, STYLES
 from course_lib.figures.picture import Row
 from course_lib.planner import Plan
@@ -102,29 +101,14 @@ def _average(timeline: Timeline) -> str:
 
 
 def _longest_wait(timeline: Timeline) -> str:
-    """The rank that waited longest, and for what, or that all waited equally; nothing if there is only one rank."""
+    """The rank that waited longest, or that all waited equally; nothing if there is only one rank."""
     waits = [timeline.waiting(rank) for rank in range(timeline.world_size)]
     longest = max(waits)
     if timeline.world_size == 1 or not longest:
         return ""
     if isclose(min(waits), longest):
         return "; all waited equally long"
-    rank = waits.index(longest)
-    reasons: dict[str, float] = defaultdict(float)
-    for span in timeline.of(rank):
-        if span.kind == "wait" and not span.background:
-            reasons[_reason(span)] += span.duration
-    (reason, _), *others = sorted(reasons.items(), key=lambda item: -item[1])
-    mostly = "mostly " if others else ""
-    return f"; rank {rank} waited longest, {percent(longest / timeline.makespan)}, {mostly}{reason}"
-
-
-def _reason(span: Span) -> str:
-    if span.peer is not None:
-        return f"for rank {span.peer}"
-    if span.name == DONE:
-        return DONE
-    return f"in {span.name}" if span.name and span.name != "wait" else "for others"
+    return f"; rank {waits.index(longest)} waited longest, {percent(longest / timeline.makespan)}"
 
 
 def _difference(timeline: Timeline, compare: Timeline) -> str:
@@ -133,6 +117,4 @@ def _difference(timeline: Timeline, compare: Timeline) -> str:
     change = compare.makespan / timeline.makespan - 1
     if isclose(compare.makespan, timeline.makespan):
         return ", exactly as long"
-    if abs(change) < 0.005:
-        return ", as long within 1%"
     return f", {percent(abs(change))} {'shorter' if change < 0 else 'longer'}"

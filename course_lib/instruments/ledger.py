@@ -39,8 +39,7 @@ With f = 4 h and e = 2 the terms in h are 32 s b h. Korthikanti et al. 2022 coun
                   backward pass computes them anew from query, key and log-sum-exp (Dao et al. 2022)
     + 8 s b + 4 a s b     the norms' statistics and the log-sum-exp, which the paper leaves out as small
 
-Fewer heads of keys and values change nothing here: Attention repeats them to a heads first, and saves those. This
-holds on the CPU; kernels of a GPU round some of it up and keep the norms' statistics in 32 bits.
+This holds on the CPU; kernels of a GPU round some of it up and keep the norms' statistics in 32 bits.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.1;
 Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness";
@@ -56,7 +55,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -87,9 +85,8 @@ class Bytes:
 class Sample(NamedTuple):
     """The bytes held at one moment of a ledger.
 
-    event: "start"; "forward", after a block; "turn", before activations fall after they have grown, as at the start
-        of a backward pass; "backward", before a block's backward pass; "step" and "stepped", before and after the
-        optimizer's step; "end"; or the argument of `Ledger.record`.
+    event: "start"; "turn", before activations fall after they have grown, as at the start of a backward pass; "step"
+        and "stepped", before and after the optimizer's step; "end".
     """
 
     event: str
@@ -102,15 +99,13 @@ def count(model: nn.Module, optimizer: Any = None) -> Bytes:
     optimizer: a torch.optim.Optimizer, such as those of the mechanisms.
     Activations are zero, as nobody knows what was saved before; see `Ledger`. A module on the device "meta", which
     holds no numbers, counts as on any other device.
-
-    Raises TypeError for another optimizer.
     """
     in_model, in_optimizer = _holders(model, optimizer)
     gradients = [tensor.grad for tensor in (*in_model, *in_optimizer) if tensor.grad is not None]
     counted: set[UntypedStorage] = set()
     sizes = []
     for tensors in (in_model, gradients, in_optimizer):
-        found = {storage for tensor in tensors for storage in _storages(tensor)} - counted
+        found = set(map(_storage, tensors)) - counted
         sizes.append(sum(storage.nbytes() for storage in found))
         counted |= found
     return Bytes(*sizes)
@@ -119,9 +114,7 @@ def count(model: nn.Module, optimizer: Any = None) -> Bytes:
 class Ledger:
     """A record of the bytes that a module and its optimizer hold on this rank during the `with` block.
 
-    model: the module. Its blocks, after which samples are taken, are its children; where it has only one child, as
-        TinyGPT and DataParallel have, that child's, and so on.
-    optimizer: see `count`; samples are taken around its step(), too.
+    optimizer: see `count`.
 
     samples: a Sample for each event, in order.
     now: the bytes held at this moment.
@@ -131,12 +124,11 @@ class Ledger:
     with use_reentrant=False hides what a block recomputes during its backward pass; with use_reentrant=True it is
     seen.
 
-    Raises TypeError for an optimizer that `count` refuses.
+    With hooks, autograd does not notice that a tensor which it saved was changed in place.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any = None) -> None:
         self.model, self.optimizer = model, optimizer
-        count(model, optimizer)  # raises TypeError for what it cannot count
         self.samples: list[Sample] = []
         self._is_open = self._is_growing = False
         # For each storage that autograd holds: its bytes when it was saved, and the number of saved tensors in it.
@@ -149,28 +141,20 @@ class Ledger:
         self._hooks = contextlib.ExitStack()
         for hook in self._watch():
             self._hooks.enter_context(hook)
-        self.record("start")
+        self._record("start")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._hooks.close()
-        self.record("end")
+        self._record("end")
         self._is_open = False
 
     def _watch(self) -> Iterator[contextlib.AbstractContextManager[object]]:
         """Register every hook that the ledger needs; each removes itself."""
-        for block in _blocks(self.model):
-            yield block.register_forward_hook(self._leave)
         if self.optimizer is not None:
-            yield self.optimizer.register_step_pre_hook(lambda *_: self.record("step"))
-            yield self.optimizer.register_step_post_hook(lambda *_: self.record("stepped"))
-        yield saved_tensors_hooks(self._save, _give_back)
-
-    def _leave(self, block: nn.Module, inputs: Any, outputs: Any) -> None:
-        self.record("forward")
-        first = next((tensor for tensor in tensors_in(outputs) if tensor.requires_grad), None)
-        if first is not None:
-            first.register_hook(lambda _: self.record("backward") if self._is_open else None)
+            yield self.optimizer.register_step_pre_hook(lambda *_: self._record("step"))
+            yield self.optimizer.register_step_post_hook(lambda *_: self._record("stepped"))
+        yield saved_tensors_hooks(self._save, lambda saved: saved)
 
     @property
     def now(self) -> Bytes:
@@ -180,42 +164,31 @@ class Ledger:
     def peak(self) -> Sample:
         return max(self.samples, key=lambda sample: sample.held.total)
 
-    def record(self, event: str) -> None:
-        """Take a sample now, in addition to those that the ledger takes by itself."""
+    def _record(self, event: str) -> None:
         self.samples.append(Sample(event, self.now))
 
-    def _save(self, tensor: Tensor) -> tuple[Tensor, int]:
+    def _save(self, tensor: Tensor) -> Tensor:
         """Note a tensor that autograd saves; autograd keeps the returned value until backward has used it."""
         origin = tensor if tensor._base is None else tensor._base
         is_own = isinstance(origin, nn.Parameter) or id(origin) in self._buffers
-        storages = [] if is_own else _storages(tensor)
-        for storage in storages:
-            self._sizes.setdefault(storage, storage.nbytes())
-            self._uses[storage] += 1
+        if is_own:
+            return tensor.detach()
+        storage = _storage(tensor)
+        self._sizes.setdefault(storage, storage.nbytes())
+        self._uses[storage] += 1
         self._is_growing = True
         # An operation's own output refers to the operation; holding it directly would keep both alive forever.
         kept = tensor.detach()
-        weakref.finalize(kept, self._forget, storages).atexit = False  # when autograd frees it
-        return kept, kept._version
+        weakref.finalize(kept, self._forget, storage).atexit = False  # when autograd frees it
+        return kept
 
-    def _forget(self, storages: list[UntypedStorage]) -> None:
+    def _forget(self, storage: UntypedStorage) -> None:
         if self._is_growing and self._is_open:
             self._is_growing = False
-            self.record("turn")
-        for storage in storages:
-            self._uses[storage] -= 1
-            if not self._uses[storage]:
-                del self._uses[storage], self._sizes[storage]
-
-
-def _give_back(saved: tuple[Tensor, int]) -> Tensor:
-    tensor, version = saved
-    if tensor._version != version:  # autograd makes this check itself, but not with hooks
-        raise RuntimeError(
-            f"a tensor of shape {list(tensor.shape)} that backward needs was changed in place "
-            f"(version {tensor._version}, saved at {version}); use an operation that makes a new one"
-        )
-    return tensor
+            self._record("turn")
+        self._uses[storage] -= 1
+        if not self._uses[storage]:
+            del self._uses[storage], self._sizes[storage]
 
 
 def _holders(model: nn.Module, optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
@@ -223,22 +196,10 @@ def _holders(model: nn.Module, optimizer: Any) -> tuple[list[Tensor], list[Tenso
     tensors = [*model.parameters(), *model.buffers()]
     if optimizer is None:
         return tensors, []
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer, or leave it out")
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return tensors, [*own, *tensors_in(optimizer.state)]
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The children of the first module, from the outside in, that does not have exactly one; or the module itself."""
-    children = list(model.children())
-    return _blocks(children[0]) if len(children) == 1 else children or [model]
-
-
-def _storages(tensor: Tensor) -> list[UntypedStorage]:
-    """The storages of a tensor: a DTensor's local one, a sparse tensor's two."""
-    if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
-    if tensor.layout == torch.sparse_coo:
-        return [tensor._indices().untyped_storage(), tensor._values().untyped_storage()]
-    return [tensor.untyped_storage()]
+def _storage(tensor: Tensor) -> UntypedStorage:
+    """The storage of a tensor; of a DTensor, that of its local one."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage()

@@ -145,10 +145,10 @@ def can_share_heads(modules: Iterable[Any], group: Group) -> None:
     rank_in(group)
     n = dist.get_world_size(group)
     for attention in (module for module in modules if hasattr(module, "query")):
-        heads, kv_heads = (layer.out_features // attention.head_width for layer in (attention.query, attention.key))
-        if kv_heads % n:
-            works = [ranks for ranks in range(1, kv_heads + 1) if kv_heads % ranks == 0]
-            raise ValueError(f"{n} ranks cannot share heads={heads} with kv_heads={kv_heads}, but one of {works} can")
+        heads = attention.query.out_features // attention.head_width
+        if heads % n:
+            works = [ranks for ranks in range(1, heads + 1) if heads % ranks == 0]
+            raise ValueError(f"{n} ranks cannot share heads={heads}, but one of {works} can")
 
 
 def sequence_can_be_shared(length: int, n: int) -> None:

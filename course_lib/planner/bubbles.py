@@ -10,8 +10,8 @@ rank is busy for m t_max; its waiting time is the bubble:
     zbv                (p - 1) (max(F, B) - W)
     dualpipev          (p - 1) (F&B + B - 3 W) on half as many stages, where B is the whole backward (at most)
 
-Narayanan et al. 2021, section 2.2; Qi et al. 2024, "Zero Bubble Pipeline Parallelism", table 1 and appendix;
-DeepSeek-AI, DualPipe (README). None of them is ever below zero.
+Narayanan et al. 2021, section 2.2; Qi et al. 2024, "Zero Bubble Pipeline Parallelism", table 2 (zb_h1 and zb_h2; zbv
+as `simulate` plays it); DeepSeek-AI, DualPipe (README). None of them is ever below zero.
 """
 
 from __future__ import annotations

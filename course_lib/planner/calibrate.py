@@ -3,17 +3,14 @@
 A catalogue cannot know how good the kernels and libraries of a machine are, and that is most of an estimate's
 error: published software stacks on the same device differ by ten percent and more. One measured step tells.
 
-    cluster = calibrate(model, cluster, plan, global_batch, measured_seconds)     fits matmul
-    cluster = calibrate(model, cluster, another_plan, ...)                        fits matmul and network
+    cluster = calibrate(model, cluster, plan, global_batch, measured_seconds)
+    cluster = calibrate(model, cluster, another_plan, ...)                        and so on
 
-The first step sets the fraction of the peak that matrix products reach. From the second on, the network's fraction is
-fitted too, and taken in place of the catalogue's if it makes the steps agree so much better that it is worth a further
-parameter (Akaike 1974, "A new look at the statistical model identification": n * log of the squared errors' ratio > 2).
+It sets the fraction of the peak that matrix products reach, so that all measured steps are right on average.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,8 +21,6 @@ from course_lib.planner.hardware import Cluster
 from course_lib.planner.spec import ModelSpec, Plan
 
 SLOWEST, FASTEST = 0.02, 1.25  # of the peak; clocks above those of the data sheet make more than 1
-NETWORKS = [0.05 * n for n in range(1, 21)]
-ROUNDING = 1e-9  # squared errors below this count as exact
 
 
 class MeasuredStep(NamedTuple):
@@ -52,22 +47,7 @@ def calibrate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int,
     if not measured_seconds > 0:
         raise ValueError(f"measured_seconds={measured_seconds} is no time of a step; give seconds above 0")
     steps = (*cluster.measured, MeasuredStep(model, plan, global_batch, measured_seconds))
-    if len(steps) > 1 and cluster.nodes > 1:
-        cluster = replace(cluster, network=best_network(cluster, steps))
     return replace(fitted(cluster, steps), measured=steps)
-
-
-def best_network(cluster: Cluster, steps: tuple[MeasuredStep, ...]) -> float | None:
-    """The network fraction with which the steps agree best, or None for the catalogue's."""
-    errors: dict[float | None, float] = {}
-    for share in (None, *NETWORKS):
-        with contextlib.suppress(ValueError):  # no matmul fraction explains the steps with this network
-            one = fitted(replace(cluster, network=share), steps)
-            errors[share] = ROUNDING + sum(step.off(one) ** 2 for step in steps)
-    best = min(errors, key=errors.__getitem__, default=None)
-    if None in errors and len(steps) * math.log(errors[None] / errors[best]) <= 2:
-        return None
-    return best
 
 
 def fitted(cluster: Cluster, steps: tuple[MeasuredStep, ...]) -> Cluster:
@@ -77,12 +57,12 @@ def fitted(cluster: Cluster, steps: tuple[MeasuredStep, ...]) -> Cluster:
         one = replace(cluster, matmul=matmul)
         return sum(step.off(one) for step in steps) / len(steps)
 
-    for share, extreme in ((SLOWEST, "slow"), (FASTEST, "fast")):
-        if (mean_off(share) > 0) == (extreme == "slow"):
-            like = f"as {extreme} as matrix products at {share:.0%} of the peak of {cluster.device} or more so"
-            advice = "give seconds of one whole step of a large model and its plan"
-            raise ValueError(f"measured_seconds={steps[-1].seconds:g} would be {like}; {advice}")
-    return replace(cluster, matmul=fraction_for(mean_off))
+    matmul = fraction_for(mean_off)
+    if not 1.001 * SLOWEST < matmul < 0.999 * FASTEST:
+        speed = f"needs matrix products at {matmul:.0%} of the peak of {cluster.device}, or beyond"
+        advice = "give seconds of one whole step of a large model and its plan"
+        raise ValueError(f"measured_seconds={steps[-1].seconds:g} {speed}; {advice}")
+    return replace(cluster, matmul=matmul)
 
 
 def fraction_for(rises: Callable[[float], float]) -> float:

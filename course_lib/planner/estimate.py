@@ -118,7 +118,7 @@ class Estimate:
     def why(self) -> str:
         """The binding constraint, what would loosen it, and whether steps like this one were published, in words."""
         parts, evidence = self.step_time.parts, explain.evidence(self.model, self.plan, self.cluster)
-        return f"{explain.why(self.model, self.plan, self.global_batch, self.memory, self.capacity, parts)} {evidence}"
+        return f"{explain.why(self.plan, self.memory, self.capacity, parts)} {evidence}"
 
     @property
     def bubble(self) -> float:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from course_lib.planner.hardware import Cluster, GiB
-from course_lib.planner.memory import Memory, memory_of_worst_device
+from course_lib.planner.memory import Memory
 from course_lib.planner.spec import ModelSpec, Plan
 
 SIMILAR = 1.1  # times as many parameters are no other size: the same model is counted in several ways
 PUBLISHED_SCHEDULES = {"1f1b", "interleaved_1f1b"}  # that some published step had
-# A name for each part of a step, and a remedy.
-LOSSES = json.loads(Path(__file__).with_name("losses.json").read_text(encoding="utf-8"))
+# A name for each part of a step, and a remedy; a remedy for each part of memory.
+LOSSES, REMEDIES = (
+    json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8")) for name in ("losses", "remedies")
+)
 
 
-def why(
-    model: ModelSpec, plan: Plan, global_batch: int, memory: Memory, capacity: float, seconds: Mapping[str, float]
-) -> str:
+def why(plan: Plan, memory: Memory, capacity: float, seconds: Mapping[str, float]) -> str:
     """The binding constraint in words: memory if the plan does not fit for certain, else the largest loss of time.
 
     capacity: bytes of a device that a step can use.  seconds: of a step, by part.
@@ -31,7 +30,7 @@ def why(
     if fit == "fits":
         return f"It fits: {span}, of {_gib(capacity)}. {_time(seconds)}"
     full = f"It {fit}: {span}, and {_gib(capacity)} are there; {n_bytes / memory.total:.0%} of it is {largest}."
-    return f"{full} {_remedy(model, plan, global_batch, capacity)} {_time(seconds)}"
+    return f"{full} To shrink it, {REMEDIES[largest]}. {_time(seconds)}"
 
 
 def evidence(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
@@ -61,37 +60,6 @@ def _extrapolated(model: ModelSpec, plan: Plan, cluster: Cluster) -> Iterator[st
         yield f"more than {largest:,} devices"
     if sizes and not min(sizes) / SIMILAR <= used <= max(sizes) * SIMILAR:
         yield f"{used / 1e9:.2g} billion parameters"
-
-
-def _remedy(model: ModelSpec, plan: Plan, global_batch: int, capacity: float) -> str:
-    """The mildest single change of the plan that makes it fit, or the one that helps most."""
-    tried: dict[str, Memory] = {}
-    for what, milder in _milder(plan):
-        tried[what] = memory_of_worst_device(model, milder, milder.micro_batches(global_batch))
-        if tried[what].fit(capacity) == "fits":
-            return f"With {what} it would need {_gib(tried[what].total)} and fit."
-    if not tried:
-        return "Cut the model further, with a larger tp or pp."
-    best = min(tried, key=lambda what: tried[what].total)
-    return f"{best} would bring it to {_gib(tried[best].total)}; beyond that, cut the model with a larger tp or pp."
-
-
-def _milder(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """Changes of the plan that need less memory, those that cost the least time first."""
-    if plan.zero == 0 and plan.dp > 1:
-        yield "zero=1", replace(plan, zero=1)
-    if plan.tp > 1 and not plan.sequence_parallel:
-        yield "sequence_parallel=True", replace(plan, sequence_parallel=True)
-    if plan.recompute == "none":
-        yield "recompute='selective'", replace(plan, recompute="selective")
-    if plan.micro_batch % 2 == 0:
-        yield f"micro_batch={plan.micro_batch // 2}", replace(plan, micro_batch=plan.micro_batch // 2)
-    if plan.schedule == "gpipe":
-        yield "schedule='1f1b'", replace(plan, schedule="1f1b")
-    if plan.recompute != "full" or plan.recomputed < 1:
-        yield "recompute='full' in all layers", replace(plan, recompute="full", recomputed=1.0)
-    if plan.zero < 3 and plan.dp > 1:
-        yield "zero=3", replace(plan, zero=3)
 
 
 def _time(seconds: Mapping[str, float]) -> str:

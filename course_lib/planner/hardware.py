@@ -88,13 +88,9 @@ class Device:
     host: str = "PCIe 5"
 
 
-def _device(tflops: dict[str, float], **figures: Any) -> Device:
-    return Device(peak={precision: value * 1e12 for precision, value in tflops.items()}, **figures)
-
-
 _CATALOGUE = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
 LINKS = {row["name"]: Interconnect(**row) for row in _CATALOGUE["links"]}
-DEVICES = {row["name"]: _device(**row) for row in _CATALOGUE["devices"]}
+DEVICES = {row["name"]: Device(**row) for row in _CATALOGUE["devices"]}
 
 
 @dataclass(frozen=True)
@@ -103,8 +99,8 @@ class Cluster:
 
     device: a name of DEVICES.  inside, between: names of LINKS, for one device's link inside its node (None: the
     device's own) and for one network card.  nics_per_node: network cards of a node, None: one for each device.
-    matmul, network: the fractions of the peaks that matrix products and the network reach; None: the catalogue's.
-    measured: steps of this very machine that these two were fitted to, see calibrate.py; they narrow the interval.
+    matmul: the fraction of the peak that matrix products reach; None: the catalogue's.
+    measured: steps of this very machine that it was fitted to, see calibrate.py; they narrow the interval.
 
     Raises ValueError for an unknown device or link (listing the known ones) and for a size out of range.
     """
@@ -116,7 +112,6 @@ class Cluster:
     between: str = "InfiniBand HDR"
     nics_per_node: int | None = None
     matmul: float | None = None
-    network: float | None = None
     measured: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -130,7 +125,7 @@ class Cluster:
 
     def __hash__(self) -> int:
         """A hash of the fields that calibrating and planning vary; a search computes it a hundred thousand times."""
-        return hash((self.device, self.nodes, self.devices_per_node, self.matmul or 0, self.network or 0))
+        return hash((self.device, self.nodes, self.devices_per_node, self.matmul or 0))
 
     @property
     def devices(self) -> int:
@@ -162,8 +157,7 @@ class Cluster:
     @cached_property
     def between_link(self) -> Interconnect:
         """The share of its node's network cards that one device has, as a link."""
-        link = LINKS[self.between].shared((self.nics_per_node or self.devices_per_node) / self.devices_per_node)
-        return link if self.network is None else replace(link, fraction=self.network, origin="given by hand")
+        return LINKS[self.between].shared((self.nics_per_node or self.devices_per_node) / self.devices_per_node)
 
 
 def half_width(stacks: int, measured: int = 0) -> float:

@@ -99,10 +99,8 @@ def search(
     It computes in 16 bits, bf16 where the device has it.  within: the share of a device's memory that a plan may need.
     fp32_gradients: as for Plan. 16 bits are always faster, so the caller chooses, not the search.
 
-    Raises ValueError if no plan is legal, and for a share of memory outside 0 to 1.
+    Raises ValueError if no plan is legal.
     """
-    if not 0 < within <= 1:
-        raise ValueError(f"within={within} is no share of a device's memory; give one above 0 and up to 1, such as 0.9")
     precision = "bf16" if "bf16" in cluster.spec.peak else "fp16"
     plans = legal_plans(model, cluster, global_batch, precision, fp32_gradients)
     with no_collection():

@@ -357,16 +357,14 @@ class Plan:
     offloaded: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.recomputed <= 1 or (self.recomputed < 1 and self.recompute == "none"):
-            need = "the share of the layers to compute again, above 0 and up to 1, and recompute='full' or 'selective'"
-            raise ValueError(f"recomputed={self.recomputed} with recompute={self.recompute!r}: give {need}")
         if self.shards is not None and (self.zero == 0 or self.shards < 1 or self.dp * self.cp % self.shards):
             what = f"zero={self.zero} among {self.dp * self.cp} replicas"
             raise ValueError(
                 f"shards={self.shards} cannot share out {what}; choose a divisor of them and zero=1, 2 or 3"
             )
-        if not 0 <= self.offloaded < 1:
-            raise ValueError(f"offloaded={self.offloaded} is no share of the layers; give 0 or more, and below 1")
+        for name in ("recomputed", "offloaded"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} is no share of the layers; give one from 0 to 1")
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual_stages"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} has to be at least 1")

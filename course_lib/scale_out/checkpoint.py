@@ -104,10 +104,7 @@ def _path(folder: Folder, step: int) -> Path:
 def _agreed_newest(folder: Folder) -> int:
     views: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(views, max(steps(folder), default=0))
-    others = [rank for rank, view in enumerate(views) if view != views[0]]
-    if others:
-        raise CheckpointError(
-            f"folder={os.fspath(folder)!r} is not the same for all ranks: its newest step is {views[0]} on rank 0 "
-            f"and {views[others[0]]} on rank {others[0]}; give a folder on a file system that all nodes share"
-        )
+    if len(set(views)) > 1:
+        seen = f"the newest steps that ranks see are {', '.join(map(str, views))}"
+        raise CheckpointError(f"{seen}; give a folder={os.fspath(folder)!r} on a file system that all nodes share")
     return views[0]

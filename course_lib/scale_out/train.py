@@ -14,8 +14,8 @@ If there are as many GPUs as ranks, each rank takes one and they talk through NC
 With --checkpoints the run goes on from the newest checkpoint in that folder, if there is one. So the command that
 starts a run is the command that starts it again. On another number of ranks or another mesh it is refused.
 
-At its end a run prints a call of `course_lib.planner.calibrate` with the time of a typical step. Paste it where
-`cluster` is the Cluster of the run, and the planner's estimates are those of your machine.
+At its end a run prints the mean time of a step. Give it to `course_lib.planner.calibrate`, and the planner's estimates
+are those of your machine.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from statistics import median
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -38,12 +37,10 @@ from course_lib.mechanisms import hybrid, tensor_parallel
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.sharding import ShardedOptimizer
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.planner import ModelSpec, Plan
 from course_lib.scale_out import checkpoint
 from course_lib.schedules import SCHEDULES, Schedule
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-WARM_UP = 2  # steps that take longer than those after them
 
 
 @dataclass(frozen=True)
@@ -89,11 +86,9 @@ class Options:
             least = 0 if name in ("save_every", "max_norm") else 1
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} has to be at least {least}")
-        if self.device not in ("", "cpu", "cuda"):
-            raise ValueError(f"device={self.device!r} is unknown; choose 'cpu', 'cuda' or '' for either")
-        for name, known in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
+        for name, known in (("schedule", SCHEDULES), ("precision", PRECISIONS), ("device", ("", "cpu", "cuda"))):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(known)}")
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {[*known]}")
 
     @property
     def uses_gpu(self) -> bool:
@@ -109,44 +104,15 @@ def train(rank: int, options: Options) -> list[float]:
     part = hybrid.ModelPart(build(options).to(device), mesh, schedule_of(options), options.sequence_parallel)
     optimizer = hybrid.make_optimizer(part, torch.optim.Adam, options.zero, lr=options.learning_rate)
     scaler = LossScaler(options.loss_scale) if options.precision == "fp16" else None
-    done, losses, seconds = resume(optimizer, scaler, options), [], []
+    done, losses = resume(optimizer, scaler, options), []
     problems, _ = data.train_test_split()
     minibatches = data.minibatches(problems, options.batch, options.seed)
     for step, batch in enumerate(itertools.islice(minibatches, done, options.steps), done + 1):
         inputs, targets = (tokens.to(device) for tokens in batch)
-        began = time.perf_counter()
         losses.append(hybrid.train_step(part, optimizer, inputs, targets, scaler, options.max_norm or None))
-        seconds.append(time.perf_counter() - began)
         if is_due(step, options):
             checkpoint.save(state_of(part, optimizer, scaler, options), options.checkpoints, step)
-    if rank == 0 and len(seconds) > WARM_UP:
-        print(calibration(part, options, seconds[WARM_UP:]))
     return losses
-
-
-def calibration(part: hybrid.ModelPart, options: Options, seconds: Sequence[float]) -> str:
-    """A call of the planner's `calibrate` with the median of these step times, or the reason why there is none."""
-    model = ModelSpec(**asdict(part.config), dropout=False, flash_attention=True)
-    alike = {name: getattr(options, name) for name in ("tp", "pp", "schedule", "sequence_parallel", "precision")}
-    dp, stages = part.mesh.size("dp"), part.schedule.n_stages // options.pp
-    each = dp * options.micro_batches
-    # Nothing overlaps: gradients are summed once all have come. And no kernels are fused.
-    others = {"micro_batch": max(1, options.batch // each), "virtual_stages": stages, "overlap": (), "fused": False}
-    plan = Plan(dp, zero=int(options.zero), **alike, **others)  # type: ignore[arg-type]
-    try:
-        if options.batch % each:
-            raise ValueError(f"batch={options.batch} makes unequal micro-batches; make it a multiple of {each}")
-        plan.check(model, dist.get_world_size(), options.batch)
-    except ValueError as error:
-        return f"# no step to calibrate the planner with: {error}"
-    call = f"calibrate({_in_short(model)}, cluster, {_in_short(plan)}, {options.batch}, {median(seconds):.4g})"
-    return f"{call}  # the median of {len(seconds)} steps"
-
-
-def _in_short(given: ModelSpec | Plan) -> str:
-    """The expression that makes an object, without arguments that have their default value."""
-    told = (field.name for field in fields(given) if getattr(given, field.name) != field.default)
-    return f"{type(given).__name__}({', '.join(f'{name}={getattr(given, name)!r}' for name in told)})"
 
 
 def build(options: Options) -> TinyGPT:
@@ -226,9 +192,11 @@ def main() -> None:
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
+    began = time.perf_counter()
     losses = train(dist.get_rank(), options)
     if dist.get_rank() == 0:
-        news = f"loss {losses[0]:.3f} -> {losses[-1]:.3f}" if losses else "nothing left to do"
+        each = (time.perf_counter() - began) / max(1, len(losses))
+        news = f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, {each:.3g} s a step" if losses else "nothing left to do"
         print(f"{dist.get_world_size()} ranks, steps {options.steps - len(losses) + 1} to {options.steps}: {news}")
     dist.destroy_process_group()
 

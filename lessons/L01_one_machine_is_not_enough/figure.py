@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from course_lib.figures.axis import long_time, memory_size, number, thousands
-from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, Range, Rule
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, interval
 from course_lib.figures.palette import LIKELY, LINES
 from course_lib.figures.picture import Picture, table
 from course_lib.planner import Estimate
@@ -37,7 +37,7 @@ def limits(
         needs, takes, likely = memory_size(one.memory.total), long_time(seconds[name]), _likely(one, seconds[name])
         memory[name] = Point(size, one.memory.total / GiB, f"{name}: {needs}")
         time[name] = Point(size, seconds[name] / DAY, f"{name}: {takes}")
-        ranges.append(Range(size, low / DAY, high / DAY, f"{name}, with 90%: {likely}"))
+        ranges.append(interval(f"{name}, with 90%: {likely}", (size, low / DAY), (size, high / DAY)))
         rows.append((name, f"{size:.2f} billion", needs, one.fit, takes, likely))
     room = {f"a device has {memory_size(capacity)}": capacity / GiB}
     panels = [
@@ -53,7 +53,7 @@ def _panel(
     points: Mapping[str, Point],
     bounds: Mapping[str, float],
     down: float,
-    ranges: Sequence[Range],
+    ranges: Sequence[Curve],
     chosen: str | None,
 ) -> Panel:
     """A panel of one limit. bounds: lines across, at values of y, by name.  down: offset of their names, in pixels."""
@@ -61,9 +61,10 @@ def _panel(
     across = Axis.by_powers("parameters (billions)", [min(sizes) / 1.6, *sizes], 2.8, number)  # names: left
     up = Axis.by_powers(title, [*(point.y for point in points.values()), *bounds.values()], 1.6, thousands)
     marks: list[Mark] = [
-        Rule(at, Label(name, -6, down, "end", 11, has_halo=True), is_across=True) for name, at in bounds.items()
+        Curve("", [Point(across.low, at), Point(across.high, at, words=Label(name, -6, down, "end", 11))], None)
+        for name, at in bounds.items()
     ]
-    words = {name: Label(name, -7, -6, "end", 11, is_bold=name == chosen, has_halo=True) for name in points}
+    words = {name: Label(name, -7, -6, "end", 11, is_bold=name == chosen) for name in points}
     marks += [*ranges, Curve("", [point._replace(words=words[name]) for name, point in points.items()], LINES[0])]
     marks += [Curve("", [points[chosen]], CHOSEN)] if chosen else []
     return Panel(across, up, marks, 240.0, head=18.0)

@@ -3,6 +3,8 @@
 #
 # **What you do:** count every byte that a training step holds, on a real model, and let the model grow until no device
 # has room for it. Then find out how long you would have to wait for it anyway.<br>
+# **Afterwards you can:** say what a training step of any model holds and how long training takes, and
+# which of the two limits of a device it meets first.<br>
 # **Time:** 50 minutes.<br>
 # **You need:** [Start here](00_start_here.ipynb), and one PyTorch model that you have trained yourself.
 #

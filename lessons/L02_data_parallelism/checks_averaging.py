@@ -107,10 +107,6 @@ SUMS = {  # factor of a rank's gradients, divisor of their sum
 }
 
 
-split, beginnings = "message[:-1].split([*map(Tensor.numel, each)])", "[message[: one.numel()] for one in each]"
-average_gradients.change("offset_stuck", split, beginnings)
-average_gradients.change("result_not_stored", "gradient.copy_(part.view_as(gradient))", "part.view_as(gradient)")
-average_gradients.change("gradient_of_one_rank", "dist.all_reduce(message)", "dist.broadcast(message, 0)")
 for name, code in SUMS.items():
     average_gradients.mistake(changed(plain_sum, name, "1, 1", code))
 
@@ -239,16 +235,6 @@ hooked, back = "register_post_accumulate_grad_hook(ready)", "    loss.backward()
 backward_in_buckets.change(
     "stays_when_full", "(ready)", "(lambda _: None)", back, f"{back}    [*map(ready, reversed(trained))]\n"
 )
-backward_in_buckets.change("waits_at_once", ", async_op=True", "", "handle.wait()", "pass")
-backward_in_buckets.change("one_on_its_way", "message = ", "in_flight and in_flight[-1][0].wait(); message = ")
-backward_in_buckets.change("rest_stays", "if bucket:", "if False:")
-backward_in_buckets.change("hooks_stay", "hook.remove()", "pass")
-backward_in_buckets.change("summed", "message /= dist.get_world_size()", "pass")
-backward_in_buckets.change("not_put_back", "one.grad = part.view_as(one)", "part.view_as(one)")
-backward_in_buckets.change(
-    "offset_stuck", "message.split([one.numel() for one in sent])", "[message[: one.numel()] for one in sent]"
-)
-backward_in_buckets.change("each_alone", ">= bucket_size", ">= 0")
 backward_in_buckets.change("not_yet_there", hooked, "register_hook(lambda _, one=one: ready(one))", fails=True)
 
 
@@ -278,6 +264,3 @@ price, pace = _layers(4, 8, 0, 0, width=16), Pace({"forward": 0.05, "backward": 
 levels = "emulated milliseconds", 1500, 1410, lambda model, loss: in_buckets(model, loss, 544)
 any_buckets = partial(Exercise, rounding=1e-12, budget=levels)
 faster_backward = any_buckets("faster_backward", each_alone, _play_any, _any_cases, price, pace)
-faster_backward.change("summed", "gradient /= dist.get_world_size()", "pass")
-faster_backward.change("not_awaited", "dist.all_reduce(gradient)", "pass")
-faster_backward.change("weights_alone", "in gradients(model)", "in [one for one in gradients(model) if one.dim() > 1]")

@@ -115,18 +115,6 @@ def _ranks_in(number: float, n: int) -> list[int]:
 price_case = Case("4 ranks and 3,000 fractions", 4, partial(_after_backward, 3_000))
 exact = partial(Exercise, pace=PACE, rounding=1e-12, breach=_breach, rule=_first_wrong_round)
 ring_all_reduce = exact("ring_all_reduce", right, effect, _cases, price_case)
-ring_all_reduce.change("result_not_in_place", "tensor.view(-1)", "tensor.clone().view(-1)")
-ring_all_reduce.change("second_phase_missing", "_rounds(chunks, first=1, take=Tensor.copy_)", "pass")
-ring_all_reduce.change("added_in_second_phase", "Tensor.copy_", "Tensor.add_")
-ring_all_reduce.change("copied_in_first_phase", "Tensor.add_", "Tensor.copy_")
-ring_all_reduce.change("second_phase_from_own_chunk", "first=1", "first=0")
-ring_all_reduce.change("round_missing", "Tensor.add_", "Tensor.add_, n_rounds=n - 2")
-ring_all_reduce.change("mean_instead_of_sum", "Tensor.copy_)", "Tensor.copy_); tensor.copy_(tensor / n)")
-ring_all_reduce.change("round_too_many", "Tensor.add_", "Tensor.add_, n_rounds=n")
-copies = "view(-1).tensor_split(n)", "expand(n, *tensor.shape).clone()", "_rounds(chunks, first=1, take=Tensor.copy_)"
-ring_all_reduce.change("whole_tensor_in_every_message", *copies, "tensor.copy_(chunks.sum(0))", "add_", "copy_")
-ring_all_reduce.change("rest_dropped", "view(-1)", "view(-1)[: tensor.numel() // n * n]")
-ring_all_reduce.change("rest_in_last_chunk", "_split(n", "_split([tensor.numel() // n * i for i in range(1, n)]")
 ring_all_reduce.change("too_few_chunks", ".tensor_split(", ".chunk(", fails=True)
 
 

@@ -90,20 +90,7 @@ def _rule(observed: list[Observed]) -> str:
 
 price_case, pace = _case(4, 10), Pace({"forward": 0.01})
 split_batch = Exercise("split_batch", right, _play, _cases, price_case, pace, compared=_compared, rule=_rule)
-own_code, end_code = "batch[start:stop]", "len(batch) * end // world_size"
-split_batch.change("same_share_everywhere", "start:stop", ": stop - start")
-split_batch.change("borders_overlap", "stop]", "stop + 1]")
-split_batch.change("samples_lost", "stop]", "stop - 1]")
-split_batch.change("features_split", own_code, "batch.tensor_split(world_size, dim=-1)[rank]")
-split_batch.change("whole_batch_everywhere", own_code, "batch")
-split_batch.change(
-    "remainder_dropped", own_code, "torch.stack(batch.split(len(batch) // world_size)[:world_size])[rank]"
-)
-split_batch.change("empty_share", end_code, "-(-len(batch) // world_size) * end")
-ceil, left = "-(-len(batch) // world_size) * end", "len(batch) - world_size + end"
-split_batch.change("uneven", end_code, f"min({ceil}, {left}) * (end > 0)")
-split_batch.change("lopsided", end_code, "len(batch) // world_size * end if end < world_size else len(batch)")
-split_batch.change("sorted_before", own_code, "batch[batch.view(len(batch), -1)[:, 0].argsort()][start:stop]")
+own_code = "batch[start:stop]"
 split_batch.change("too_few_pieces", own_code, "batch.chunk(world_size)[rank]", fails=True)
 
 

@@ -71,7 +71,8 @@ def split_batch(batch, rank, world_size):
 # <details><summary>Hint 2: where does a share start?</summary>
 #
 # At the end of the shares before it. In front of rank `rank` there are `rank` shares, and those of them that took one
-# of the samples left over are one longer: that is `min(rank, left_over)` of them.
+# of the samples left over are one longer. How many are these, if all samples left over are in front of this rank, and
+# how many if not?
 # </details>
 # <details><summary>Hint 3: the last line</summary>
 #

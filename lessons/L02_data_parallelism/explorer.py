@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from course_lib.classroom.runs import training_step
-from course_lib.classroom.widgets.controls import Slider, Switch
+from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, Runs, View
 from course_lib.figures import Timing, gantt, speed_up, time_breakdown
 from course_lib.figures.axis import counted, duration, percent
@@ -93,7 +93,7 @@ class DataParallelExplorer(Explorer):
             Slider("ranks", range(1, max(CURVE) + 1), ranks),
             Slider("batch size", BATCH_SIZES, batch_size, [f"{size} samples" for size in BATCH_SIZES]),
             Slider("link speed", LINK_SPEEDS, link_speed, [f"{speed} MB/s" for speed in LINK_SPEEDS]),
-            Switch("overlap", overlap, "send while computing"),
+            Slider("overlap", (False, True), overlap, ("off", "on")),
         ]
         runs = Runs()
         super().__init__(controls, lambda *values: look(DataParallelSetting(*values), runs), (356, 312))

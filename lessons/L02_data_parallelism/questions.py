@@ -67,7 +67,7 @@ def _share_out(option: str, case: Sharing) -> Outcome:
     times = sum(run.results) // case.samples
     found = {"own": run.results[0], "once": times == 1, "times": times}
     passes = [span for span in run.timeline.spans if span.kind == "forward"]
-    picture = gantt(replace(run.timeline, spans=passes), title="The forward passes of this answer")
+    picture = gantt(replace(run.timeline, spans=passes), title="The forward passes of this answer", usual=0.4)
     return Outcome(times == 1, found=found, shown=not splits_model, pictures=(picture,))
 
 

@@ -99,23 +99,10 @@ def _fit(tensor: Tensor, like: Tensor) -> Tensor:
 
 scatter_cases, scatter_price = functools.partial(_cases, _tensor), _case(_tensor, 4, 3_000)
 reduce_scatter = exact("reduce_scatter", scattered, result, scatter_cases, scatter_price, breach=_sent_too_much)
-reduce_scatter.change("own_missing", "pieces[rank].clone()", "torch.zeros_like(pieces[rank])")
-reduce_scatter.change("divided", "return total", "return total / n")
-reduce_scatter.change("rank_left_out", "range(1, n)", "range(1, n - 1)")
-reduce_scatter.change("own_sent", "(pieces[to]", "(_fit(pieces[rank], pieces[to])")
-reduce_scatter.change("last_alone", "total +=", "total = pieces[rank] +")
-whole_code = "pieces[to], to", "tensor, to", "torch.empty_like(total)", "torch.empty_like(tensor)"
-reduce_scatter.change("whole_tensor_sent", *whole_code, "total += arriving", "total += arriving.tensor_split(n)[rank]")
-reduce_scatter.change("next_piece", "tensor.tensor_split(n)", "(2 * tensor.tensor_split(n))[1 : n + 1]")
 
 
 all_gather_cases, all_gather_price = functools.partial(_cases, _piece), _case(_piece, 4, 3_000)
 all_gather = exact("all_gather", gathered, result, all_gather_cases, all_gather_price, breach=_sent_too_much)
-all_gather.change("own_not_kept", "pieces[rank].copy_(piece)", "pass")
-all_gather.change("rank_missing", "range(1, n)", "range(1, n - 1)")
-all_gather.change("as_they_come", "return whole", "return torch.cat([pieces[(rank - i) % n] for i in range(n)])")
-all_gather.change("one_too_early", "return whole", "return torch.cat([*pieces[1:], pieces[0]])")
-all_gather.change("same_neighbor", "(rank + distance) % n, (rank - distance) % n", "(rank + 1) % n, (rank - 1) % n")
 
 
 # Training with ZeRO-1
@@ -198,15 +185,14 @@ def _state_is_sharded(observed: list[Observed]) -> str:
 
 contracts: dict[str, Any] = {"compared": _weights_alone, "breach": _state_is_sharded}
 train_sharded = exact("train_sharded", trained, _play_training, _trainings, _training(4, 64, 3, 0), **contracts)
-train_sharded_add, split_code = "scattered(gradient) / n", "weights.tensor_split(n)"
-train_sharded.change("gradients_summed", train_sharded_add, "scattered(gradient)")
-train_sharded.change("own_gradient_alone", train_sharded_add, "gradient.tensor_split(n)[rank].clone()")
-train_sharded.change("new_optimizer_each_step", "optimizer.step()", "make_optimizer([shard]).step()")
-train_sharded.change("old_gradients_stay", "model.zero_grad()", "pass")
+split_code = "weights.tensor_split(n)"
+to_model = "vector_to_parameters(whole, parameters)"
 stale = f"torch.cat([*{split_code}[:rank], shard, *{split_code}[rank + 1 :]])"
-train_sharded.change("others_stale", "gathered(shard, len(weights))", stale)
-train_sharded.change("model_unchanged", "vector_to_parameters(whole, parameters)", "pass")
-train_sharded.change("shard_starts_anew", "shard.grad =", f"shard.copy_({split_code}[rank]); shard.grad =")
+update = f"        whole = gathered(shard, len(weights))\n        {to_model}\n        model.zero_grad()\n"
+at_the_end = "        model.zero_grad()\n    whole = gathered(shard, len(weights))\n    " + to_model
+train_sharded.change("gathered_at_the_end", update, at_the_end)
+meanwhile = f"        vector_to_parameters({stale}, parameters)\n"
+train_sharded.change("own_shard_meanwhile", update, meanwhile + at_the_end)
 
 
 @train_sharded.mistake
@@ -260,7 +246,7 @@ def _one_shard_each(shapes: Shapes, seed: int, rank: int) -> tuple[Tensor, list[
     common, own = normal(seed), normal(100 + 10 * seed + rank)
     weights = [common(out * into) / into for out, into in shapes]
     shards = [one.tensor_split(dist.get_world_size())[rank].clone().requires_grad_() for one in weights]
-    return own(2, shapes[0][1]).requires_grad_(), shards, shapes, own(2, shapes[-1][0])
+    return own(3, shapes[0][1]).requires_grad_(), shards, shapes, own(3, shapes[-1][0])
 
 
 def _all_layers(seed: int) -> list[Case]:
@@ -289,12 +275,6 @@ def _one_layer_at_a_time(observed: list[Observed]) -> str:
 
 layers_price, layers_freed = _layers(4, MANY, 0), _one_layer_at_a_time
 sharded_linear = exact("sharded_linear", linear, _play_layers, _all_layers, layers_price, breach=layers_freed)
-add, mine_code = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
-sharded_linear.change("own_samples", f"{add} / n", f"{mine_code}.clone()")
-sharded_linear.change("summed", f"{add} / n", add)
-sharded_linear.change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
-sharded_linear.change("dx_averaged", "return dx", "dist.all_reduce(dx); return dx / n")
-sharded_linear.change("dx_divided", "return dx", "return dx / n")
 sharded_linear.change("never_freed", "def whole()", "@functools.cache\n    def whole()")
 
 
@@ -361,7 +341,7 @@ def _play_blocks(fn: Callable, blocks: nn.ModuleList, x: Tensor, dy: Tensor) -> 
         y = fn(block, y)
     if y.requires_grad:
         y.backward(dy)
-    return {"y": y, "dx": x.grad, "the next random number": torch.rand(1)}
+    return {"y": y, "dx": x.grad, "the random number that others draw next": torch.rand(1)}
 
 
 def _one_block_at_a_time(observed: list[Observed]) -> str:
@@ -377,15 +357,5 @@ def _one_block_at_a_time(observed: list[Observed]) -> str:
 
 recompute_price, recompute_freed = _blocks(4, 4, WIDE, 0), _one_block_at_a_time
 recompute = exact("recompute", computed_again, _play_blocks, _all_blocks, recompute_price, breach=recompute_freed)
-back, fork = "y.backward(dy)", "torch.random.fork_rng(devices=[]), "
-recompute.change("kept", "Recomputed.apply(x)", "block(x)")
-recompute.change("without_history", "Recomputed.apply(x)", "Recomputed.apply(x.detach())")
 recompute.change("not_recorded", ", torch.enable_grad()", "", fails=True)
 recompute.change("not_cut_off", "x.detach().requires_grad_()", "x", fails=True)
-recompute.change("from_ones", back, "y.backward(torch.ones_like(y))")
-recompute.change("parameters_left_out", back, "x.grad, = torch.autograd.grad(y, x, dy)")
-recompute.change("dx_missing", "return x.grad", "return None")
-recompute.change("drawn_anew", "torch.set_rng_state(ctx.random)", "pass")
-recompute.change("drawn_on", fork, "", "torch.set_rng_state(ctx.random)", "pass")
-recompute.change("noted_too_late", "return block(x)", "y = block(x); ctx.random = torch.get_rng_state(); return y")
-recompute.change("random_numbers_again", fork, "")

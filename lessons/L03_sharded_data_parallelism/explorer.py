@@ -52,7 +52,7 @@ def look(stage: int) -> View:
 def holding_explorer(stage: int = 0) -> Explorer:
     """An explorer with one control; Play shows what comes, is used and goes."""
     controls = [Slider("stage", tuple(STAGES), stage, tuple(STAGES.values()))]
-    return Explorer(controls, lambda *values: [look(*values)], (238, 240))
+    return Explorer(controls, lambda *values: [look(*values)], (323, 292))
 
 
 def planned(model: str, devices: int, stage: int, recompute: str = "none", samples: int = SAMPLES) -> Estimate:

@@ -3,6 +3,8 @@
 #
 # **What you do:** take away from four replicas what is redundant, step by step, until none of it is left. Count what
 # that saves and what it sends. Then save activations as well, by computing them again.<br>
+# **Afterwards you can:** say what each stage of ZeRO holds and sends, take the lowest one that is enough,
+# and say when to recompute.<br>
 # **Time:** 60 minutes.<br>
 # **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
 # [Data parallelism](02_data_parallelism.ipynb).
@@ -200,35 +202,32 @@ for size in (1024, 1_024_000):
               f"formula {1000 * predicted:7.1f} ms, right: {all(run.results)}")
 
 # %% [markdown]
-# The formulas say what the clocks say. So let them go on, to a thousand ranks in nodes of eight. One line is new, and
-# the line of halving and doubling would nearly lie upon it. The tree above waits at every branch until the *whole*
-# tensor is there. NCCL cuts the tensor into chunks that follow each other through the tree, and lays two trees, so that
-# the leaves of one are branches of the other and everybody sends all the time. Then the tensor counts about twice,
-# however high the tree is (Sanders et al. 2009). That line is only a formula here, the one in the course's planner.
+# The formulas say what the clocks say. So let them go on, to a thousand ranks in nodes of eight. One way is new. The
+# tree above waits at every branch until the *whole* tensor is there. NCCL cuts the tensor into chunks that follow each
+# other through the tree, and lays two trees, so that the leaves of one are branches of the other and everybody sends
+# all the time. Then the tensor counts about twice, however high the tree is (Sanders et al. 2009). It is only a formula
+# here, the one in the course's planner.
 
 # %%
-from course_lib.figures import collective_times
+from course_lib.figures.axis import duration
 
-drawn = {way: formulas[way] for way in ("ring", "tree", "hierarchy")}
-drawn["double tree"] = lambda n, size, node: 2 * log2(n) * latency + 2 * size / bandwidth
-counts = [8 * 2**k for k in range(8)]
-times = {
-    f"an all-reduce of {name}": {way: {n: formula(n, size, 8) for n in counts} for way, formula in drawn.items()}
-    for name, size in {"10 kB": 1e4, "10 MB": 1e7}.items()
-}
-collective_times(times, title="Left: latency counts. Right: bytes count.")
+formulas["double tree"] = lambda n, size, node: 2 * log2(n) * latency + 2 * size / bandwidth
+print(f"{'modelled':24}{'8 ranks':>12}{'64 ranks':>12}{'1024 ranks':>12}")
+for name, size in {"10 kB": 1e4, "10 MB": 1e7}.items():
+    for way, formula in formulas.items():
+        print(f"{name}, {way:17}", *(f"{duration(formula(n, size, 8)):>11}" for n in (8, 64, 1024)))
 
 # %% tags=["build-only"]
-small, large = ({way: line[counts[-1]] for way, line in panel.items()} for panel in times.values())
+large = {way: formula(1024, 1e7, 8) for way, formula in formulas.items()}
 
 # %% [markdown]
-# On the left, where latency counts, the ring's line climbs fastest: it takes $2(N-1)$ steps, and whatever halves the
-# distance takes $2\log_2 N$. On the right, where bytes count, most lines come close to each other: each rank sends
-# about twice the tensor, and no way sends less. Only the plain tree is far above them, {{large["tree"]:duration}} in
-# place of {{large["double tree"]:duration}}, since it sends everything again at each level, one after the other. So a
-# tree is not slow for large tensors; a tree without chunks is.
+# In the upper half, where latency counts, the ring takes longer and longer: it has $2(N-1)$ steps, and whatever halves
+# the distance has $2\log_2 N$. In the lower half, where bytes count, most times come close to each other: each rank
+# sends about twice the tensor, and no way sends less. Only the plain tree takes far longer, {{large["tree"]:duration}}
+# in place of {{large["double tree"]:duration}}, since it sends everything again at each level, one after the other. So
+# a tree is not slow for large tensors; a tree without chunks is.
 #
-# Halving and doubling is ahead in both pictures. Why is it not used everywhere? The links here are all alike. In a
+# Halving and doubling is ahead in both halves. Why is it not used everywhere? The links here are all alike. In a
 # cluster it is hardest on the slow ones: every rank swaps half of the tensor with somebody half the cluster away, all
 # at the same time, while a ring talks to neighbors. And it wants a power of two. A hierarchy fits a real cluster: it
 # crosses between nodes with an eighth of the tensor on each of eight devices, each through its own network card, where
@@ -538,8 +537,8 @@ one_card = [
 # ### When can a layer hide behind another?
 #
 # A layer of $P$ parameters takes $2PT$ FLOPs for $T$ tokens, and $2P$ bytes to gather in 16 bits. (The backward pass
-# has twice of both, if gradients travel in 16 bits, too.) With $F$ FLOPs per second and $\beta$ bytes per second for
-# each device, computing takes longer than gathering if
+# has twice as much of both, if gradients travel in 16 bits, too.) With $F$ FLOPs per second and $\beta$ bytes per
+# second for each device, computing takes longer than gathering if
 #
 # $$\frac{2PT}{F} \;\ge\; \frac{2P}{\beta} \qquad\text{or}\qquad T \;\ge\; \frac{F}{\beta}$$
 #
@@ -669,10 +668,10 @@ single = planned("13B", 8, 3, "none", 1).tokens_per_second
 
 # %% [markdown]
 # Selective recomputation costs next to nothing here, so a larger micro-batch is ahead by {{kinds["selective"] /
-# kinds["none"] - 1:percent}}, which is less than two set-ups on one machine may differ. And it depends on what is
+# kinds["none"] - 1:percent}}, less than two set-ups of one machine may differ by. And it depends on what is
 # selected. Torchtitan also recomputes every second matrix product, and with the same two samples for each of 64 A100 a
-# model of 13 billion parameters falls from 61.1% of the peak to 53.8% (docs/performance.md). Full recomputation loses:
-# no micro-batch makes up for the second forward pass. (Compared with micro-batches of one sample it would win, by
+# model of 13 billion parameters falls from 61.1% of the peak to 53.8% (docs/performance.md). Full recomputation loses
+# here: no micro-batch makes up for the second forward pass. (Compared with micro-batches of one sample it would win, by
 # {{kinds["full"] / single - 1:percent}}. A comparison is only fair if each side has its best micro-batch.) So take what
 # is enough: nothing, then selective, then full. IBM's published settings for FSDP go the same way: no recomputation for
 # 7 billion parameters, selective for 13, full for 34 and 70 (foundation-model-stack/fms-fsdp, 128 A100).
@@ -814,7 +813,7 @@ for operation in ("all_reduce", "broadcast"):
 # - **Gradients are added up over several passes.** Then stage 2 scatters in each of them, and stage 3 gathers as well.
 # - **A layer is too large.** While it computes, it is whole, with all its activations. Then it has to be cut inside.
 # - **The optimizer needs whole matrices.** Adam works number by number. What looks at a matrix as a whole, as Muon and
-#   Adafactor do, cannot work on a flat shard.
+#   Adafactor do, has to bring its shards together first.
 #
 # ### Further reading
 #

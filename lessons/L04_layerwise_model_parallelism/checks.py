@@ -79,10 +79,6 @@ price_case, pace = ("ten layers", ([3, *[10] * 8, 22], 4)), Pace({"forward": 0.0
 split_layers = computing(
     "split_layers", split, "", _models, split_layers_more, price_case, _pass_through, value=_dearest, pace=pace
 )
-price_code = "max(sum(costs[i] for i in stage) for"
-split_layers.change("by_number", price_code, "sum(len(stage) ** 2 for")
-split_layers.change("least_squares", price_code, "sum(sum(costs[i] for i in stage) ** 2 for")
-split_layers.change("cheapest", price_code, price_code.replace("max", "-min"))
 
 
 def _filled(costs: Costs, n_stages: int, is_full: Callable[[Costs, int, float], bool]) -> list[range]:
@@ -179,16 +175,8 @@ price_steps = _steps(4, 2, 0, new="hidden states get wider from rank to rank", w
 forward_and_backward = Exercise(
     "forward_and_backward", passed_on, _play_steps, _all_steps, price_steps, PACE, rounding=1e-12
 )
-back = "y.backward(dy)"
 forward_and_backward.change("no_leaf", "x.requires_grad_()", "pass", fails=True)
 forward_and_backward.change("frozen_forgotten", "if y.requires_grad", "if True", fails=True)
-forward_and_backward.change("own_inputs", "stage(x)", "stage(x + (inputs - x).detach())")
-forward_and_backward.change("own_loss", back, "loss_fn(y, targets).backward()")
-forward_and_backward.change("from_ones", back, "y.sum().backward()")
-forward_and_backward.change("divided", back, "y.backward(dy / (last + 1))")
-forward_and_backward.change("without_loss", "loss.backward()", "y.sum().backward()")
-forward_and_backward.change("dy_returned", "dist.send(x.grad", "dist.send(x.grad if rank == last else dy")
-forward_and_backward.change("cleared", "y = stage(x)", "stage.zero_grad(); y = stage(x)")
 
 
 # In little memory
@@ -248,14 +236,3 @@ def _hold(network: tuple, found: Any) -> None:
 who_holds_what_more = [(n, kind) for n in (3, 4) for kind in ("more layers on a rank", "stages of different length")]
 price_network = "seven layers on 4 ranks", (WIDTHS, STAGES, 32)
 who_holds_what = computing("who_holds_what", held, "", _networks, who_holds_what_more, price_network, _hold)
-acts = "sum(widths[stage.start : stage.stop + 1])"
-who_holds_what.change("no_bias", "(widths[i] + 1)", "widths[i]")
-who_holds_what.change("whole_model", "for i in stage)", "for i in range(len(widths) - 1))")
-who_holds_what.change("one_number", "2 * parameters", "parameters")
-who_holds_what.change("step_of_a_layer", "4 * 2 * len", "4 * len")
-who_holds_what.change("no_steps", " + 4 * 2 * len(stage)", "")
-who_holds_what.change("one_sample", "4 * samples *", "4 *")
-who_holds_what.change("not_arrived", acts, "sum(widths[i + 1] for i in stage)")
-who_holds_what.change("not_sent", acts, "sum(widths[i] for i in stage)")
-who_holds_what.change("twice", acts, "sum(widths[i] + widths[i + 1] for i in stage)")
-who_holds_what.change("largest", acts, f"max({acts[4:-1]})")

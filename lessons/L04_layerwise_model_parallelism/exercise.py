@@ -266,12 +266,13 @@ def who_holds_what(widths, stages, samples):
 # %% [markdown]
 # <details><summary>Hint 1: parameters</summary>
 #
-# Layer `i` has a weight of `widths[i] * widths[i + 1]` numbers and a bias of `widths[i + 1]`. A number takes 4 bytes,
-# and its gradient as much.
+# What are the shapes of weight and bias of `nn.Linear(5, 3)`, and how many numbers are that? Each of them has a
+# gradient, a number as well.
 # </details>
 # <details><summary>Hint 2: the optimizer</summary>
 #
-# Twice the bytes of the parameters, and 4 bytes for the step of each weight and of each bias: 8 for a layer.
+# How many numbers does AdamW keep for each number of a parameter? And how many steps does it keep for a layer, which
+# has a weight and a bias?
 # </details>
 # <details><summary>Hint 3: activations</summary>
 #
@@ -279,8 +280,8 @@ def who_holds_what(widths, stages, samples):
 # </details>
 # <details><summary>Hint 4: how wide</summary>
 #
-# A rank keeps what arrives, `samples * widths[stage.start]` numbers, and the output of each of its layers,
-# `samples * widths[i + 1]`.
+# What arrives is as wide as the input of the rank's first layer, `stage.start`. Every other tensor in the picture is
+# the output of a layer.
 # </details>
 
 # %% nbgrader={"grade_id": "check_who_holds_what", "grade": true, "locked": true, "points": 4}

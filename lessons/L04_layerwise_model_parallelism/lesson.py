@@ -3,6 +3,8 @@
 #
 # **What you do:** cut a model between its layers, train it on four processes, each of which keeps only its own part,
 # and find out what that costs.<br>
+# **Afterwards you can:** decide where to cut, say what each device will hold and send, and build a model that fits on
+# none of them.<br>
 # **Time:** 35 minutes.<br>
 # **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
 # [Data parallelism](02_data_parallelism.ipynb); for the case in section 5
@@ -11,8 +13,8 @@
 # ## 1. Cut between two layers
 #
 # A model needs more memory than your device has, and you have four devices. Data parallelism is no help: it puts a
-# whole copy on each of them. But a model is a list of layers, and what goes on inside one of them needs none of the
-# others. So give each device a few layers in a row, a **stage**. (The stages of ZeRO are something else.)
+# whole copy on each of them. But a model is a list of layers, and no layer needs the weights of another. So give each
+# device a few layers in a row, a **stage**. (The stages of ZeRO are something else.)
 #
 # *Predict:* our model is a list of ten blocks, an embedding, eight layers and a head. How would you deal them out to
 # four ranks? Here is the list, and what `split_layers` does with it:
@@ -33,7 +35,8 @@ split_layers(10, n_stages=4)
 #
 # ### Question: layers in order, and memory
 #
-# Choose an answer and commit to it. Whichever you choose is tried, and you see what happens.
+# Choose an answer and commit to it. Whichever you choose is tried, and you see what happens. (A *unit* is a device; in
+# the runs it is a rank.)
 
 # %%
 from lessons import Card
@@ -41,9 +44,9 @@ from lessons import Card
 Card("Q6")
 
 # %% [markdown]
-# Now four real ranks train it. `LayerWise` keeps a rank's own blocks and frees the others. What it passes on to
-# the next rank is the output of its last block: hidden states, the only **activations** that have to travel. On the
-# way back each rank gets the gradient of its output, and passes on the gradient of its input.
+# Now four real ranks train it. `LayerWise` keeps a rank's own blocks and frees the others. A rank passes on the output
+# of its last block: hidden states, the only **activations** that have to travel. On the way back it gets the gradient
+# of that output, and passes on the gradient of its input.
 
 # %%
 from itertools import islice
@@ -97,13 +100,14 @@ print("together what one holds:", sum(parts) == alone)
 
 # %% [markdown]
 # It is {{sum(parts) / len(parts) / alone:percent}} on average, and together exactly what one process holds. With more
-# devices the average falls, and a model may be far larger than any one of them. But the four are not equal, because
-# embedding and head are far smaller than a layer here: the fullest rank holds {{max(parts) / alone:percent}}. We come
-# back to that.
+# devices the average falls, so the model may be far larger than a device. But the four are not equal, because embedding
+# and head are far smaller than a layer here: the fullest rank holds {{max(parts) / alone:percent}}. We come back to
+# that.
 #
 # One thing here is a convenience: every rank builds the *whole* model first, and keeps its part. A model that fits on
 # no device is built differently. On PyTorch's `meta` device a tensor has a shape but no data, so the whole model costs
-# nothing there; then each rank makes room for its own stage, and reads its weights from a file:
+# nothing there. Then each rank makes room for its own stage alone, and fills it: with random numbers if the model is
+# new, or from a file, as here.
 
 # %%
 import tempfile
@@ -150,7 +154,8 @@ print("equal to the last bit:", all(torch.equal(together[name], one[name]) for n
 
 # %% [markdown]
 # To the last bit. Data parallelism adds the same numbers in another order, and is the same up to rounding. Here nothing
-# changes at all: every number is computed by the same operation from the same inputs, only somewhere else.
+# changes at all: every number is computed by the same operation from the same inputs, only somewhere else. (For GPUs to
+# agree like that they have to be of one kind, and their operations deterministic.)
 #
 # What travels is little. A rank sends activations to the next and a gradient of the same size to the one before:
 
@@ -160,8 +165,15 @@ sent = [launch(train, 4, args=(steps,)).timeline.bytes_sent(1) for steps in (1, 
 print(f"64 samples x {config.sequence} characters x {config.hidden} numbers of 4 bytes: {activations:,} bytes")
 print(f"sent by rank 1 in a step, to both sides: {sent[1] - sent[0]:,} bytes")
 
+# %% tags=["build-only"]
+from course_lib.planner.models import GPT3
+
+large = GPT3["175B"]
+
 # %% [markdown]
-# It depends on the samples, their length and the width of the model, not on how many weights there are.
+# It depends on the samples, their length and the width of the model, not on how many weights there are. For the largest
+# GPT-3, in 16 bits, it is {{2 * large.sequence * large.hidden / 1e6:.0f}} MB for each sample and direction, at a border
+# of stages that hold {{2 * large.parameters / 8 / 1e9:.0f}} GB of weights each if there are eight.
 #
 # ## 3. Who is busy?
 #
@@ -173,7 +185,8 @@ print(f"sent by rank 1 in a step, to both sides: {sent[1] - sent[0]:,} bytes")
 Card("Q7")
 
 # %% [markdown]
-# *Predict:* with four devices, how much faster is a step than with one?
+# Our ten blocks, now. *Predict:* how often does a rank begin to compute in a step? And with one device in place of
+# four, how much longer would the step be?
 
 # %%
 from course_lib import Pace
@@ -185,11 +198,12 @@ alone, four = (layerwise_step(ranks, samples=32, config=config, pace=pace).timel
 gantt(four, compare=alone, title="A training step", names=("on four ranks", "on one"))
 
 # %% [markdown]
-# Not at all, it takes exactly as long. The first rank computes and hands over, then the second, and so on to the last
-# and all the way back. Three of the four devices wait. (This is **emulated**, as in the last lesson: a device takes
-# {{pace.device["forward"]:duration}} for a block forward, and {{pace.device["backward"]:duration}} backward. Embedding
-# and head are charged like a layer, to keep the stages about equal; in reality an embedding computes next to nothing,
-# and a head computes more the larger its vocabulary is.)
+# Twice, and the last one once, since it goes back right away. And with one device the step takes exactly as long. The
+# first rank computes and hands over, then the second, and so on to the last and all the way back, and at any time three
+# of the four devices wait. (This is **emulated**, as in the last lesson: a device takes
+# {{pace.device["forward"]:duration}} for a block forward and {{pace.device["backward"]:duration}} backward, and a
+# message takes no time. Embedding and head are charged like a layer, to keep the stages about equal; in reality an
+# embedding computes next to nothing, and a head computes more the larger its vocabulary is.)
 
 # %%
 print(f"one rank {1000 * alone.makespan:.1f} ms, four ranks {1000 * four.makespan:.1f} ms")
@@ -202,8 +216,8 @@ for rank in range(4):
 #
 # $$T \;=\; p \cdot t \qquad\text{and every device is busy for}\qquad \frac{t}{T} \;=\; \frac{1}{p}$$
 #
-# of it. The time that activations are on their way comes on top. So $p$ devices are at best as fast as one: the price
-# for a model that fits.
+# of it. The time that activations are on their way comes on top. So $p$ devices are at best as fast as one would be if
+# the model fit there: the price for a model that does fit.
 #
 # ## 4. Where to cut
 #
@@ -231,16 +245,15 @@ for name, costs in {"by number": None, "by bytes": sizes}.items():
     print(name, [len(stage) for stage in stages], "blocks;", stage_bytes(blocks, stages), "bytes")
 
 # %% [markdown]
-# The fullest rank decides whether the model fits. The slowest one, as soon as all work at the same time, decides how
-# fast it is, so costs can also be seconds, as you measure them. The two need not ask for the same cut: an
+# The fullest rank decides whether the model fits. The slowest one decides how fast training is, as soon as all of them
+# work at the same time, so costs can also be seconds, as you measure them. The two need not ask for the same cut: an
 # embedding is large and computes next to nothing.
 
 # %% tags=["build-only"]
 from course_lib.planner import ModelSpec
-from course_lib.planner.models import GPT3
 from lessons.L04_layerwise_model_parallelism import explorer
 
-large, small = GPT3["175B"], ModelSpec(16, 2048, 32, 8192, 128256, kv_heads=8, ffn_hidden=8192, gated_mlp=True)
+small = ModelSpec(16, 2048, 32, 8192, 128256, kv_heads=8, ffn_hidden=8192, gated_mlp=True)
 head = [one.vocab * one.hidden / one.layer_parameters.total for one in (large, small)]
 
 def fullest(units, vocabulary=1000, cut="number"):
@@ -250,9 +263,9 @@ def fullest(units, vocabulary=1000, cut="number"):
 # %% [markdown]
 # ### Turn the knobs
 #
-# Every move trains a model with {{explorer.LAYERS:in_words}} layers on real ranks. (A unit is a device, and every unit
-# is a rank.) Memory is measured at its fullest, which on most ranks is before there are any gradients. Time is
-# emulated, and compared with what a simulator predicted. Try these:
+# Every move trains a model with {{explorer.LAYERS:in_words}} layers on real ranks, one for each unit. Memory is
+# measured at its fullest, which on most ranks is before there are any gradients. Time is emulated, and compared with
+# what a simulator predicted. Try these:
 #
 # 1. From one unit to eight: what happens to memory, and what to time?
 # 2. Take 64 samples. Which part of memory grows, and is it shared out like the rest?
@@ -270,7 +283,10 @@ LayerWiseExplorer()
 #
 # 1. The fullest unit holds {{fullest(1):memory_size}} alone, {{fullest(6):memory_size}} of six, and with eight still
 #    {{fullest(8):memory_size}}. The time is the same with any number of them.
-# 2. The activations. They are shared out too: together the units hold those that one would hold.
+# 2. The activations. They are shared out too: together the units hold those that one would hold. That is so because a
+#    block ends with a sum, which needs nothing for its backward pass. A layer that needs its own output, as a tanh
+#    does, keeps it on one side of a border, and the layer behind it on the other. (What nobody needs after it was sent
+#    can go: Megatron-LM frees it with `deallocate_pipeline_outputs`.)
 # 3. With four units and 32 samples, the last one, which has the head, with {{fullest(4, 4000):memory_size}}. A cut by
 #    bytes gives the head a unit of its own, and {{fullest(4, 4000, "bytes"):memory_size}} are left.
 # 4. No. The head alone makes {{fullest(8, 4000, "bytes") / fullest(1, 4000):percent}} of all there is. It would have to
@@ -321,7 +337,7 @@ print("equal to the last bit:", all(torch.equal(theirs[name], one[name]) for nam
 
 # %% [markdown]
 # The same function runs under `torchrun --nproc-per-node 4 train.py`, with `dist.init_process_group()` before it. What
-# it does differently:
+# PyTorch does differently:
 #
 # - You say where to cut: by hand, as here, or with the `SplitPoint`s that you give to `pipeline(model, ...)`.
 # - Only the first rank is given the inputs. Ours takes them on every rank, and reads them on the first.
@@ -329,10 +345,15 @@ print("equal to the last bit:", all(torch.equal(theirs[name], one[name]) for nam
 #
 # The file to read is `torch/distributed/pipelining/stage.py`, `forward_one_chunk` and `backward_one_chunk`.
 #
+# You may have used this lesson's mechanism without knowing: Hugging Face's `device_map="auto"` puts a model's layers on
+# several GPUs in this way when it is loaded. That is made for inference, and only one GPU works at a time
+# ([Accelerate's documentation](https://huggingface.co/docs/accelerate/concept_guides/big_model_inference) says so).
+# For training, large runs go on to pipelines, the next lesson.
+#
 # ## What you know now
 #
 # - Consecutive layers are on consecutive ranks. Each holds its own weights, gradients, optimizer state and activations,
-#   and together they hold everything once.
+#   and together they hold everything once, except for some of what crosses a border.
 # - Activations travel forward, gradients of the same size back. Nothing else does.
 # - It is the training of one process, to the last bit.
 # - One rank is busy at a time: $p$ devices are as fast as one.
@@ -344,6 +365,8 @@ print("equal to the last bit:", all(torch.equal(theirs[name], one[name]) for nam
 # - **A parameter has two uses.** A head that is tied to the token embedding lives on the first and the last rank, and
 #   the two have to add up their gradients. (`LayerWise` does.)
 # - **A layer needs more than the one before it.** Connections that skip over stages travel, too.
+# - **Something is added up over all layers.** Gradients are clipped by a norm over all stages. So one more number
+#   travels, it is added up in another order, and what follows is the same up to rounding.
 # - **Waiting costs too much.** Cut the minibatch as well, and let the pieces follow each other:
 #   [pipeline parallelism](05_pipeline_parallelism.ipynb).
 #

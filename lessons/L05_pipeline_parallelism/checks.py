@@ -118,30 +118,12 @@ def _would_do(observed: list[Observed]) -> str:
 on_devices = partial(Exercise, pace=Pace({"forward": 0.05, "backward": 0.1}))
 price = _schedule(4, "1f1b", 4, 8, runs=True)
 pipeline_actions = on_devices("pipeline_actions", listed, _play_schedule, _schedules, price, rule=_would_do)
-lead, last_code = "min(n_stages - 1 - stage, n_micro_batches)", "range(n_micro_batches - ahead, n_micro_batches)"
-pipeline_actions.change("always_gpipe", lead, "n_micro_batches")
-pipeline_actions.change("one_by_one", lead, "0")
-pipeline_actions.change("all_alike", lead, "min(n_stages - 1, n_micro_batches)")
-pipeline_actions.change("other_end", lead, "min(stage, n_micro_batches)")
-pipeline_actions.change("one_less", lead, "min(max(n_stages - 2 - stage, 0), n_micro_batches)")
-pipeline_actions.change("one_more", lead, "min(n_stages - stage, n_micro_batches)")
-pipeline_actions.change("last_first", last_code, f"reversed({last_code})")
 
 
 price = _schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True)
 interleaved_actions = on_devices(
     "interleaved_actions", interleaved, _play_schedule, _interleavings, price, rule=_would_do
 )
-lead = "(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)"
-stages_code = "rank, n_ranks * stages_per_rank, n_ranks"
-interleaved_actions.change("stages_side_by_side", stages_code, "stages_per_rank * rank, stages_per_rank * (rank + 1)")
-interleaved_actions.change("same_way_back", "reversed(stages)", "stages")
-interleaved_actions.change("one_stage_after_the_other", "size = n_ranks", "size = n_micro_batches")
-interleaved_actions.change("one_micro_batch_after_the_other", "size = n_ranks", "size = 1")
-interleaved_actions.change("ahead_as_with_one_stage", lead, "n_ranks - 1 - rank")
-interleaved_actions.change("ahead_by_half", lead, lead.replace("2 * ", ""))
-interleaved_actions.change("one_more", lead, f"{lead} + 1")
-interleaved_actions.change("all_forward_first", lead, "n_micro_batches * stages_per_rank")
 
 
 # A rank that runs its list
@@ -217,17 +199,8 @@ def _play_actions(
 
 
 run_actions = on_devices("run_actions", ran, _play_actions, _steps, _step(4, "1f1b", (2,) * 6, 0), rounding=1e-12)
-run_actions.change("list_ignored", "in actions", "in sorted(actions, key=lambda one: one[0] == 'B')")
 whole = "actions, inputs, targets = [one for one in actions if one[2] == 0], [torch.cat(inputs)], [torch.cat(targets)]"
 run_actions.change("one_piece", "rank, last, samples =", f"{whole}; rank, last, samples =")
-share, other = " * len(targets[k]) / samples", "max(j for j in in_flight if len(targets[j]) == len(targets[k]))"
-run_actions.change("losses_summed", share, "")
-run_actions.change("all_alike", share, " / len(targets)")
-run_actions.change("divided_on_all", "(dy)", "(dy if dy is None else dy / len(targets))")
-run_actions.change("cleared", "in_flight, sending = {}, []", "in_flight, sending, _ = {}, [], module.zero_grad()")
-run_actions.change("last_alone", "y.backward", "module.zero_grad(), y.backward")
-run_actions.change("dy_passed_on", "dist.isend(x.grad,", "dist.isend(x.grad if dy is None else dy,")
-run_actions.change("newest_first", "in_flight.pop(k)", f"in_flight.pop({other})")
 run_actions.change("overwritten", "in_flight[k] = x, y", "in_flight = dict.fromkeys(range(99), (x, y))", fails=True)
 run_actions.change("no_leaf", "x.requires_grad_()", "pass", fails=True)
 
@@ -260,9 +233,6 @@ halves = "[len(inputs) // 2, len(inputs) - len(inputs) // 2]"
 levels = "emulated milliseconds", 270, 258, changed(in_halves, "best", halves, "[2, *map(len, inputs[2:].split(4))]")
 uneven = partial(Exercise, pace=Pace({"forward": 0.001, "backward": 0.002}, Link(0.001)), budget=levels)
 faster_pipeline = uneven("faster_pipeline", in_halves, effect, _uneven_cases, _uneven(4, 24, 0), rounding=1e-12)
-faster_pipeline.change("losses_summed", "loss_fn, width)", "lambda a, b: 2 * loss_fn(a, b), width)")
-faster_pipeline.change("first_alone", "len(sizes))", "1)")
-faster_pipeline.change("out_of_order", "inputs.split", "inputs.flip(0).split")
 
 
 # Numbers
@@ -301,17 +271,6 @@ with_gpipe = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
 bubble = computing(
     "bubble", idle_share, "pipelines with ", _pipelines, more, with_gpipe, _run_gpipe, pace=Pace(0.01), rounding=1e-6
 )
-idle, both = "1 - busy / (n * step)", "seconds([*map(sum, zip(forward, backward))])"
-bubble.change("of_computing", idle, "n * step / busy - 1")
-bubble.change("slowest_alone", "m * (sum(forward) + sum(backward))", "n * m * max(map(sum, zip(forward, backward)))")
-bubble.change("one_turn_more", "(m - 1)", "m")
-bubble.change("never_filled", "sum(each)", "max(each)")
-bubble.change("equal_stages", idle, "(n - 1) / (m + n - 1)")
-bubble.change("busy", idle, "busy / (n * step)")
-bubble.change("first_rank", "m * (sum(forward) + sum(backward))", "n * m * (forward[0] + backward[0])")
-bubble.change("last_pace", "max(each)", "each[-1]")
-bubble.change("forward_alone", idle, "1 - m * sum(forward) / (n * seconds(forward))")
-bubble.change("one_slowest", "seconds(forward) + seconds(backward)", both)
 
 
 def best(samples: int, n_stages: int, overhead: float, per_sample: float, room: float) -> int:
@@ -346,12 +305,3 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
 more = [*((3, kind) for kind in MINIBATCHES), *((4, kind) for kind in MINIBATCHES[:2])]
 minibatch, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
 best_micro_batches = computing("best_micro_batches", best, "", _minibatches, more, minibatch, _run_1f1b, pace=pace)
-best_micro_batches.change("memory_forgotten", " and held(m) <= room", "")
-best_micro_batches.change("no_overhead", "overhead +", "0 +")
-best_micro_batches.change("no_bubble", "(m + n_stages - 1)", "m")
-best_micro_batches.change("holds_one", "min(n_stages, m) *", "")
-best_micro_batches.change("holds_all", "min(n_stages, m)", "n_stages")
-best_micro_batches.change("left_over", "samples % m == 0 and", "")
-formula = "abs(m - ((n_stages - 1) * per_sample * samples / overhead) ** 0.5)"
-best_micro_batches.change("formula_rounded", "key=seconds", f"key=lambda m: {formula}")
-best_micro_batches.change("the_size", "min(fitting", "samples // min(fitting")

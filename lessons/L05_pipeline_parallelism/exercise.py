@@ -295,8 +295,9 @@ def run_actions(actions, module, inputs, targets, loss_fn, width):
 # </details>
 # <details><summary>Hint 4: the loss</summary>
 #
-# On the last rank go back from `loss_fn(y, targets[k]) * len(targets[k]) / samples`, where `samples` counts the whole
-# minibatch. The gradients of micro-batches then add up to that of the mean.
+# The gradients of micro-batches add up, and the loss of each is a mean over its own samples. How much does a
+# micro-batch of 3 samples count in the mean over 8? Only the last rank knows the loss, and what goes back from there is
+# right for all.
 # </details>
 
 # %% nbgrader={"grade_id": "check_run_actions", "grade": true, "locked": true, "points": 5}

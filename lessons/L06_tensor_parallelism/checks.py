@@ -109,17 +109,16 @@ def _play_linear(fn: Any, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -
 
 column_parallel_cases, column_parallel_price = partial(_linear_cases, "outputs"), _linear("outputs", 4, (16,), 32, 64)
 column_parallel = exact("column_parallel", column, _play_linear, column_parallel_cases, column_parallel_price)
-column_parallel.change("without_f", "conjugate(x, unchanged, summed)", "x")
-column_parallel.change("f_averages", "summed", "averaged")
-column_parallel.change("g_in_place_of_f", "unchanged, summed", "summed, unchanged")
-column_parallel.change("f_on_both_ways", "unchanged", "summed")
-column_parallel.change("outputs_gathered", "F.linear(x, weight, bias)", "side_by_side(F.linear(x, weight, bias))")
 own = "summed(F.pad(dy, (0, 64 - len(bias))))[..., : len(bias)]"
 behind = f"conjugate(F.linear(x, weight, bias), unchanged, lambda dy: {own})"
 column_parallel.change(
     "f_behind_the_layer", "F.linear(x, weight, bias)", behind, "unchanged, summed", "unchanged, unchanged"
 )
-column_parallel.change("nothing_goes_on", "summed", "dist.all_reduce")
+in_both_code = "tensor_split(dist.get_world_size(), -1)[dist.get_rank()]"
+column_parallel.change("x_cut_too", "linear(x, weight", f"linear(x.{in_both_code}, weight.{in_both_code}")
+padded = "lambda one: summed(F.pad(one, (0, 0) * (one.dim() - 1) + (0, 64 - len(one))))[: len(bias)]"
+both_code = f"*(conjugate(one, unchanged, {padded}) for one in (weight, bias))"
+column_parallel.change("own_gradients_added_up", "(x, weight, bias)\n", f"(x, {both_code})\n")
 
 
 @column_parallel.mistake
@@ -131,15 +130,7 @@ def outputs_added_up(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 row_parallel_cases, row_parallel_price = partial(_linear_cases, "inputs"), _linear("inputs", 4, (16,), 64, 32)
 row_parallel = exact("row_parallel", row, _play_linear, row_parallel_cases, row_parallel_price)
 g = "conjugate(partial_sum, summed, unchanged)"
-row_parallel.change("without_g", g, "partial_sum")
-row_parallel.change("g_averages", "summed", "averaged")
-row_parallel.change("bias_on_every_rank", f"{g} + bias", "conjugate(partial_sum + bias, summed, unchanged)")
 row_parallel.change("bias_in_parts", g, g.replace("sum,", "sum + bias / dist.get_world_size(),"), " + bias\n", "\n")
-only_here = "conjugate(partial_sum + (0 if dist.get_rank() else bias), summed, unchanged)"
-row_parallel.change("bias_on_one_rank", f"{g} + bias", only_here)
-row_parallel.change("g_on_both_ways", "unchanged", "summed")
-row_parallel.change("f_in_place_of_g", "summed, unchanged", "unchanged, summed")
-row_parallel.change("partial_sums_side_by_side", f"{g} + bias", "side_by_side(partial_sum + bias)")
 
 
 # A block on a slow link
@@ -177,10 +168,6 @@ levels = ("emulated milliseconds", 530, 400, with_one_f_and_g)
 faster_block = partial(Exercise, rounding=1e-12, budget=levels)(
     "faster_block", one_after_the_other, _play_block, _blocks, _block(4, 64, 16), pace
 )
-f = "(conjugate(x, unchanged, summed))"
-faster_block.change("without_f", f"first{f}", "first(x)", f"second{f}", "second(x)")
-faster_block.change("x_added_up", "x + y", f"conjugate({f[1:-1]}, summed, unchanged) + y")
-faster_block.change("in_a_row", "second(conjugate(x,", "second(conjugate(y,")
 
 
 # Attention
@@ -251,26 +238,6 @@ def _view_heads(observed: list[Observed]) -> list[Values]:
 
 
 cut_heads = exact("cut_heads", heads_cut, _play_heads, _heads_cases, price_case=_heads(4, 8, 4), compared=_view_heads)
-make_rows, cut_them = "torch.cat([own, own + hidden, own + 2 * hidden])", ".tensor_split(n)[rank].flatten()"
-cut_heads.change("qkv_cut_as_one", make_rows, "torch.arange(3 * hidden).tensor_split(n)[rank]")
-cut_heads.change("through_the_heads", cut_them, ".tensor_split(n, 1)[rank].flatten()")
-cut_heads.change("heads_interleaved", ".view(heads, -1)", ".view(-1, heads).T")
-cut_heads.change("heads_torn", ".view(heads, -1)", "")
-cut_heads.change("bias_whole", "bias[rows]", "bias")
-cut_heads.change("out_whole", "out[:, own]", "out")
-first_keys = "torch.cat([own, hidden + torch.arange(len(own)), own + 2 * hidden])"
-cut_heads.change("keys_of_the_first_heads", make_rows, first_keys)
-cut_heads.change("keys_first", make_rows, "torch.cat([own + hidden, own, own + 2 * hidden])")
-head_by_head = f"{make_rows}.view(3, -1, hidden // heads).transpose(0, 1).flatten()"
-cut_heads.change("head_by_head", make_rows, head_by_head)
-cut_heads.change("values_before_keys", make_rows, "torch.cat([own, own + 2 * hidden, own + hidden])")
-cut_heads.change("keys_whole", make_rows, "torch.cat([own, torch.arange(hidden, 3 * hidden)])")
-cut_heads.change("by_columns", "qkv[rows]", "qkv[:, own]")
-cut_heads.change("out_cut_by_rows", "out[:, own]", "out[own]")
-cut_heads.change("other_columns_of_out", "out[:, own]", "out.roll(len(own), 1)[:, own]")
-cut_heads.change("all_heads", cut_them, ".flatten()")
-cut_heads.change("same_heads", "[rank]", "[0]")
-cut_heads.change("heads_left_out", cut_them, ".split(heads // n)[rank].flatten()")
 
 
 # Loss
@@ -328,23 +295,6 @@ def _three_numbers(observed: list[Observed]) -> str:
 
 price = _tokens(4, 16, 64)
 cross_entropy = exact("cross_entropy", entropy, _play_entropy, _tokens_cases, price, breach=_three_numbers)
-add_up = "dist.all_reduce(sums)"
-cross_entropy.change("own_softmax", add_up, "dist.all_reduce(logit)")
-cross_entropy.change("own_softmax_in_the_gradient", "div_(total[:, None])", "div_(exponentials.sum(-1, keepdim=True))")
-cross_entropy.change("own_largest", "dist.all_reduce(largest, dist.ReduceOp.MAX)", "pass")
-cross_entropy.change("one_number_for_all_targets", "logits.amax(-1)", "logits.amax().repeat(len(targets))")
-cross_entropy.change("nothing_subtracted", "logits - largest[:, None]", "logits.clone()")
-kept = "clamp(0, logits.shape[-1] - 1)"
-cross_entropy.change("target_on_every_rank", "targets - first", f"(targets - first).{kept}")
-in_loss = f"logit += exponentials.gather(1, place.{kept}[:, None])[:, 0]"
-cross_entropy.change("clamped_in_the_loss", "logit[rows] = exponentials[rows, place[rows]]", in_loss)
-wide, whole_mask = f"; place = place.{kept}", "((place >= 0) & (place < logits.shape[-1])).nonzero().flatten()"
-cross_entropy.change("one_token_too_many", whole_mask, whole_mask.replace("place < ", "place <= ") + wide)
-cross_entropy.change("place_from_the_end", "targets - first", "targets - first; place[place < 0] += logits.shape[-1]")
-cross_entropy.change("target_not_shifted", "= exponentials[rows, place[rows]]", "= logits[rows, place[rows]]")
-cross_entropy.change("place_not_moved", "targets - first", "targets.clone()")
-cross_entropy.change("first_token_left_out", "place >= 0", "place > 0")
-cross_entropy.change("gradient_of_a_sum", ".div_(len(targets))", "")
 
 
 @cross_entropy.mistake

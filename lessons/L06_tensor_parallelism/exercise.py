@@ -252,9 +252,9 @@ def cut_heads(qkv, bias, out, heads):
 # </details>
 # <details><summary>Hint 4: row numbers</summary>
 #
-# `torch.arange(hidden).view(heads, width)` has the numbers of one head's rows in each row.
-# `.tensor_split(world_size)[rank]` takes some heads, and `.flatten()` makes it one list, `own`. For keys it is
-# `own + hidden`. A tensor of numbers can be an index: `qkv[rows]`.
+# A tensor of row numbers can be an index: `qkv[rows]`. Begin with `torch.arange(hidden)`, the rows of all queries. In
+# which shape is each of its rows a head, so that `.tensor_split(world_size)` takes whole heads? The rows of the keys
+# have the same numbers, and something more.
 # </details>
 
 # %% nbgrader={"grade_id": "check_cut_heads", "grade": true, "locked": true, "points": 3}

@@ -13,7 +13,7 @@ one process.
 
 from __future__ import annotations
 
-from course_lib.classroom.widgets.controls import Slider, Switch
+from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View, compared
 from course_lib.figures import gantt
 from course_lib.figures.axis import counted, data_size, duration, percent
@@ -86,6 +86,6 @@ class TensorParallelExplorer(Explorer):
             Slider("ranks", RANKS, ranks),
             Slider("hidden size", HIDDEN, hidden),
             Slider("cut of A, B", tuple(WAYS), way),
-            Switch("sequence", sequence_parallel, "parallel"),
+            Slider("sequence", (False, True), sequence_parallel, ("whole", "parallel")),
         ]
         super().__init__(controls, lambda *values: [look(*values)], (316, 356))

@@ -3,6 +3,8 @@
 #
 # **What you do:** cut the matrices of a transformer so that all ranks work on every layer at the same time, find the
 # places where they have to talk, and see what it costs when they are far apart.<br>
+# **Afterwards you can:** cut a layer so that it computes the same, count what that sends, and say how many
+# tensor ranks to use, and where.<br>
 # **Time:** 45 minutes.<br>
 # **You need:** to know what a matrix product is; [Data parallelism](02_data_parallelism.ipynb); reduce-scatter and
 # all-gather from [Sharded data parallelism](03_sharded_data_parallelism.ipynb); and for section 9 stages, micro-batches
@@ -167,7 +169,7 @@ def explored(ranks, hidden):
 # 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? What grows
 #    with the square of the hidden size, and what with the hidden size itself?
 # 3. Are 8 ranks faster than 4 with hidden size 64?
-# 4. Switch *sequence parallel* on. What becomes of the two all-reduces, and how many bytes does it save? You will
+# 4. Move *sequence* to *parallel*. What becomes of the two all-reduces, and how many bytes does it save? You will
 #    need this in section 8.
 
 # %%

@@ -110,4 +110,4 @@ def _edges(shares: Mapping[int, float], holds: Format, low: int, high: int) -> I
     for exponent, name, anchor, aside in ((holds.lowest, "zero", "end", -6), (holds.highest, "infinite", "start", 6)):
         if low < exponent < high:
             text = f"{percent(share_of[name])} {name}".replace("under ", "<")
-            yield Rule(exponent, Label(text, right=aside, down=16, anchor=anchor, has_halo=True))
+            yield Rule(exponent, Label(text, right=aside, down=16, anchor=anchor))

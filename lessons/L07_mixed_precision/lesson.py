@@ -3,6 +3,8 @@
 #
 # **What you do:** train in 16 bits, watch it go wrong in three different ways, put each of them right, and go on
 # to fewer bits.<br>
+# **Afterwards you can:** tell from a run what its few bits do to it, say which numbers need all their bits, and
+# choose a format.<br>
 # **Time:** 60 minutes, and 20 more for the three cases in section 8.<br>
 # **You need:** [Data parallelism](02_data_parallelism.ipynb); for the last two cases
 # [Pipeline parallelism](05_pipeline_parallelism.ipynb).
@@ -413,10 +415,11 @@ for name in list(curves)[1:]:
 
 # %% [markdown]
 # So a loss scale is not always needed: divided by its own tokens, our model trains in float16 as in float32. The same
-# is true elsewhere. Micikevicius et al. (2018) needed none for their image classifiers. Their object detector diverged
-# without one: its activation gradients between $2^{-27}$ and $2^{-24}$ mattered, the smaller ones did not, and a scale
-# of 8 was enough (section 3.2 and figure 3). Their large language model diverged late, after 300,000 steps, and needed
-# a scale of 128. Nobody knows beforehand. So in float16 one always scales, and lets the scale find its size.
+# is true elsewhere. Micikevicius et al. (2018) needed none for their image classifiers (section 4.1). Their object
+# detector diverged without one: its activation gradients between $2^{-27}$ and $2^{-24}$ mattered, the smaller ones did
+# not, and a scale of 8 was enough (section 3.2 and figure 3). Their language model, an LSTM, learned well without one
+# for 300,000 steps and then diverged; a scale of 128 prevented that (section 4.5). Nobody knows beforehand. So in
+# float16 one always scales, and lets the scale find its size.
 #
 # ### How large a scale?
 #
@@ -494,7 +497,7 @@ h100 = Cluster("H100-80GB").spec.peak
 #
 # ## 7. Eight bits, and four
 #
-# An H100 multiplies numbers of 8 bits {{round(h100["fp8"] / h100["fp16"]):in_words}} times as fast as numbers of 16
+# An H100 has {{round(h100["fp8"] / h100["fp16"]):in_words}} times the peak with numbers of 8 bits that it has with 16
 # bits, and the newest GPUs are faster again with 4 bits. There are few such numbers. **E4M3** has 4 bits for the size
 # and 3 bits for the digits, and ends at {{torch.finfo(torch.float8_e4m3fn).max:.0f}}. **E2M1** has 4 bits in all:
 
@@ -623,14 +626,14 @@ for lr in (1e-3, 1e-4, 1e-5):
 #
 # - **DeepSeek-V3** (Liu et al. 2024, section 3.3) multiplies E4M3, gradients included, with a scale for each 1 x 128
 #   activations and each 128 x 128 weights. Embedding, head, norms, attention, and the choice of experts stay in 16 bits
-#   or 32 bits; sums, master weights and gradients in 32 bits.
+#   or 32 bits; sums, master weights and gradients in 32 bits. (But Adam's two numbers for each weight are in bfloat16.)
 # - **NVIDIA's NVFP4** (2025; 12 billion parameters, 10 trillion tokens) multiplies E2M1, with a scale for each 1 x 16
 #   numbers, or 16 x 16 weights. About 16% of the linear layers stay in bfloat16, most of them the last ones; so do
 #   embedding, head, norms and attention. Master weights, the optimizer, and sums of gradients are in 32 bits.
 # - **Transformer Engine**, the library for it, has a recipe for each in 2026: `Float8CurrentScaling` with a scale for
 #   each tensor, `Float8BlockScaling` for DeepSeek's blocks, `MXFP8BlockScaling`, and `NVFP4BlockScaling`.
 #
-# 4 bits take two more tricks in NVIDIA's run. Before the product for the weights' gradient, groups of 16 numbers are
+# Four bits take two more tricks in NVIDIA's run. Before the product for the weights' gradient, groups of 16 numbers are
 # mixed by a **random Hadamard transform**, which spreads an outlier over its group and cancels out in the product. And
 # gradients are rounded **stochastically**, up or down at random. *Predict:* what is the mean of many numbers of 0.2,
 # rounded to E2M1 in both ways?

@@ -86,18 +86,6 @@ def _in_tensors(groups: dict) -> dict:
 
 
 mesh_groups = Exercise("mesh_groups", grouped, _play_mesh, _meshes, _mesh(4, (2, 2, 2), 0), PACE)
-view = ".view(dp, pp, tp)"
-axes_code = '"dp": mesh[:, p, t].tolist(), "pp": mesh[d, :, t].tolist(), "tp": mesh[d, p].tolist()'
-mesh_groups.change("replicas_adjacent", view, ".view(tp, pp, dp).permute(2, 1, 0)")
-mesh_groups.change("stages_adjacent", view, ".view(dp, tp, pp).transpose(1, 2)")
-mesh_groups.change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)")
-mesh_groups.change("first_replica", axes_code, axes_code.replace("[d,", "[0,"))
-others = '"dp": [*mesh[d].flatten()], "pp": [*mesh[:, p].flatten()], "tp": [*mesh[:, :, t].flatten()]'
-mesh_groups.change("all_replicas", axes_code, axes_code.replace("mesh[d, :, t]", "mesh[:, :, t].flatten()"))
-mesh_groups.change("all_stages", axes_code, axes_code.replace("mesh[:, p, t]", "mesh[:, :, t].flatten()"))
-mesh_groups.change("names_swapped", '"pp"', '"TP"', '"tp"', '"pp"', '"TP"', '"tp"')
-mesh_groups.change("same_number", axes_code, others)
-mesh_groups.change("counted_from_0", axes_code, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
 
 
 @mesh_groups.mistake
@@ -151,21 +139,6 @@ def _one_message(observed: list[Observed]) -> str:
 cases, price = partial(_on_meshes, _held), _on_mesh(_held, (2, 1, 2))
 # for rounding: dozens of squares are added up in float32
 gradient_norm = Exercise("gradient_norm", norm, _play_norm, cases, price, PACE, rounding=1e-5, breach=_one_message)
-if_counted = "all(rank == groups[axis][0] for axis in axes)"
-reduce = "dist.all_reduce(squares)"
-gradient_norm.change("counted_everywhere", if_counted, "True")
-gradient_norm.change("replicas_alone", if_counted, 'rank == groups["dp"][0]')
-gradient_norm.change("stages_forgotten", if_counted, if_counted.replace("in axes", 'in axes if axis != "pp"'))
-gradient_norm.change("rank_0_alone", if_counted, "rank == 0")
-shared = ".sum() / math.prod(len(groups[axis]) for axis in axes)"
-gradient_norm.change("shared_out", if_counted, "True", ".sum()", shared)
-halved = shared.replace("len", '2 if axis == "pp" else len')
-gradient_norm.change("always_halved", if_counted, "True", ".sum()", halved)
-gradient_norm.change("own_norm", reduce, "pass")
-gradient_norm.change("mean", reduce, f"{reduce}; squares /= dist.get_world_size()")
-gradient_norm.change("no_root", "squares.sqrt()", "squares")
-gradient_norm.change("norms_added", reduce, f"squares.sqrt_(); {reduce}; squares.square_()")
-gradient_norm.change("two_messages", reduce, f"{reduce}; dist.all_reduce(torch.zeros(()))")
 
 
 # Partial sums and averages
@@ -228,18 +201,7 @@ def _play_step(fn: Any, gradients: list[Any], added_on: list[Axes], sizes: Sizes
 
 cases, price = partial(_on_meshes, _arisen), _on_mesh(_arisen, (2, 1, 2))
 complete_gradients = Exercise("complete_gradients", completed, _play_step, cases, price, PACE, rounding=1e-12)
-summed_axes = '("tp", "pp")'
-complete_gradients.change("averaged_over_all", '= groups["dp"]', "= None")
-complete_gradients.change("summed", ", 1 / dist.get_world_size(replicas)", "")
-complete_gradients.change("divided_by_all", "size(replicas)", "size()")
-complete_gradients.change("partial_sums_left", summed_axes, "()")
-complete_gradients.change("stages_left", summed_axes, '("tp",)')
-there = "[one for one in gradients if one is not None]"
-complete_gradients.change("none_skipped_alone", "zip(gradients", f"zip({there}", "strict=True", "strict=False")
-complete_gradients.change("all_added", " if axis in axes", "")
 mean = "groups[axis], 1 / dist.get_world_size(groups[axis]))"
-complete_gradients.change("partial_sums_averaged", "groups[axis])", mean)
-complete_gradients.change("partial_sums_not_averaged", "known], rep", "known if not axes], rep")
 
 
 # On two links
@@ -271,6 +233,3 @@ price, slow = _on_mesh(_arisen, (2, 2, 2)), Link(0.003, 5e4)
 levels = "emulated milliseconds", 72, 61.5, at_once
 on_nodes = partial(Exercise, pace=Pace(PACE.device, Link(0.002, 1e5), slow, 4), rounding=1e-12, budget=levels)
 faster_completion = on_nodes("faster_completion", in_turn, _play_step, _few_meshes, price)
-faster_completion.change("summed", ' / dist.get_world_size(groups["dp"])', "")
-faster_completion.change("partial_sums_left", "axis in axes or ", "")
-faster_completion.change("all_added", 'axis in axes or axis == "dp"', "True")

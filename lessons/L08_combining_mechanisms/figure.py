@@ -136,7 +136,7 @@ def _draw_machines(sheet: Sheet, layout: _MeshLayout, per_machine: int) -> None:
     for number, first in enumerate(range(0, ranks, per_machine)):
         (left, top), (right, bottom) = layout.place(first), layout.place(first + per_machine - 1)
         edge = min(36.0, 0.5 * layout.pitch - 2)
-        draw_machine(sheet, left - edge, top - 32, right - left + 2 * edge, bottom - top + 60, number)
+        draw_machine(sheet, left - edge, top - 32, right - left + 2 * edge, bottom - top + 60, f"machine {number}")
 
 
 def _draw_traffic(sheet: Sheet, layout: _MeshLayout, sent: BytesByAxis, ranks: int) -> None:

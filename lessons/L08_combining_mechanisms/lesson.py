@@ -3,6 +3,8 @@
 #
 # **What you do:** train one model on eight ranks that share the samples, the layers *and* each layer, arrange the ranks
 # in many ways, and find out who has to talk to whom, about what, how much, and what memory each arrangement needs.<br>
+# **Afterwards you can:** arrange ranks in a mesh, say over which of its groups each sum goes, and which
+# axis gets the fastest links.<br>
 # **Time:** 45 minutes.<br>
 # **You need:** the lessons on data, sharded, pipeline and tensor parallelism and on [mixed
 # precision](07_mixed_precision.ipynb).

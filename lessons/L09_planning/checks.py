@@ -56,21 +56,6 @@ def _hold(plan: tuple, found: Any) -> None:
 state_bytes_more = [(3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
 price_case = "a plan with ZeRO-2", (40_000, 4, 2, 1, 2, "bf16")
 state_bytes = computing("state_bytes", held, "plans with ", _memories, state_bytes_more, price_case, _hold)
-mine_code, order = "(tp * pp)", "(share if zero >= {} else mine)"
-state_bytes.change("no_master_copy", "2, 12", "2, 8")
-state_bytes.change("master_of_fp32", "4, 8", "4, 12")
-state_bytes.change("wide_gradients", "(2, 2, 12)", "(2, 4, 12)")
-state_bytes.change("no_stages", mine_code, "tp")
-state_bytes.change("no_slices", mine_code, "pp")
-state_bytes.change("replicas_cut", mine_code, "(dp * tp * pp)")
-state_bytes.change("other_order", f"adam * {order.format(1)}", f"adam * {order.format(3)}")
-state_bytes.change("state_whole", f"adam * {order.format(1)}", "adam * mine")
-state_bytes.change("one_kind_alone", "zero >= 1", "zero == 1", "zero >= 2", "zero == 2")
-state_bytes.change("gradients_early", "zero >= 2", "zero >= 1")
-state_bytes.change("weights_whole", f"weight * {order.format(3)}", "weight * mine")
-state_bytes.change(
-    "rounded_down", "-(-mine // dp)", "mine // dp", "-(-parameters // (tp * pp))", "parameters // (tp * pp)"
-)
 
 
 # Traffic
@@ -118,20 +103,6 @@ pace = Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=
 step_traffic = computing(
     "step_traffic", sent, "plans with ", _traffics, step_traffic_more, traffic, _send, pace=pace, rounding=1e-9
 )
-step_traffic.change("one_half", "else 2", "else 1")
-step_traffic.change("sum_and_then_gathered", "else 2", "else 2 + (zero == 1)")
-step_traffic.change("tensor_half", "4 * layers", "2 * layers")
-step_traffic.change("all_pieces", "(dp - 1) / dp", "(dp > 1)")
-step_traffic.change("grows", "(dp - 1) / dp", "(dp - 1)")
-step_traffic.change("scattered_alone", "else 2", "else 2 - (zero == 1)")
-step_traffic.change("all_tensor_ranks", "(tp - 1) / tp", "(tp - 1)")
-step_traffic.change("wide", "dp * 2 *", "dp * 4 *")
-step_traffic.change("every_time", "else 2", "else 2 * micro_batches")
-step_traffic.change("gathered_once", "3 * micro_batches", "2 * micro_batches")
-step_traffic.change("for_a_step", "3 * micro_batches", "3")
-step_traffic.change("whole_messages", "message / tp", "message")
-step_traffic.change("downwards", "(stage > 0) + ", "")
-step_traffic.change("all_alike", "(stage > 0) + (stage < pp - 1)", "2 * (pp > 1)")
 
 
 # A choice
@@ -239,13 +210,6 @@ def _said(observed: list[Observed]) -> str:
 
 priced_choice = _choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast")
 choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=_said)
-room_code, plans_code = "0.9 * one.capacity", "product((1, 2, 4, 8), (1, 2, 4, 8)"
-choose.change("memory_forgotten", f"one.memory.total <= {room_code}", "True")
-choose.change("no_margin", room_code, "one.capacity")
-choose.change("smallest", "step_time.total).plan", "memory.total).plan")
-choose.change("always_again", "RECOMPUTE", '("full",)')
-choose.change("whole_node", plans_code, "product((8,), (1, 2, 4, 8)")
-choose.change("no_pipeline", plans_code, "product((1, 2, 4, 8), (1,)")
 
 
 @choose.mistake

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from course_lib.figures.axis import number, percent, powers, with_prefix
-from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, Range
+from course_lib.figures.axis import number, percent, powers, thousands
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, interval
 from course_lib.figures.palette import LIKELY, LINES, Line
 from course_lib.figures.picture import Picture, table
 from course_lib.planner import Estimate
@@ -47,8 +47,8 @@ class _Use(NamedTuple):
 
     def in_words(self) -> str:
         return (
-            f"{self.name} over {self.link}: {with_prefix(self.intensity)} FLOPs a byte, {number(self.speed)} TFLOP/s "
-            f"({self.likely} with 90%), {percent(self.speed / self.roof)} of its roof"
+            f"{self.name} over {self.link}: {thousands(round(self.intensity))} FLOPs a byte, "
+            f"{number(self.speed)} TFLOP/s ({self.likely} with 90%), {percent(self.speed / self.roof)} of its roof"
         )
 
 
@@ -96,7 +96,7 @@ def _sent(one: Estimate) -> dict[str, float]:
 
 def _panel(uses: list[_Use], roofs: Mapping[str, float], peak: float, looks: Mapping[str, Line]) -> Panel:
     known = [*(peak / bandwidth for bandwidth in roofs.values()), *(use.intensity for use in uses)]
-    across = Axis.by_powers("FLOPs for each byte that a device sends over the link", known, 4, with_prefix)
+    across = Axis.by_powers("FLOPs for each byte that a device sends over the link", known, 4, thousands)
     low, high = min([peak, *(use.speed for use in uses)]) / 8, 2 * peak
     up = Axis("TFLOP/s of a device", low, high, powers(low, high), is_log=True)
     marks: list[Mark] = []
@@ -106,7 +106,7 @@ def _panel(uses: list[_Use], roofs: Mapping[str, float], peak: float, looks: Map
         marks.append(Curve(link, ends, looks[link]))
     marks += [_joined(name, uses) for name in dict.fromkeys(use.name for use in uses)]
     for use in uses:
-        marks.append(Range(use.intensity, use.low, use.high, use.in_words()))
+        marks.append(interval(use.in_words(), (use.intensity, use.low), (use.intensity, use.high)))
         at = Point(use.intensity, use.speed, use.in_words())
         marks.append(Curve(use.link, [at], looks[use.link]._replace(dash=None)))
     return Panel(across, up, marks, height=320.0, left=60.0)
@@ -115,12 +115,12 @@ def _panel(uses: list[_Use], roofs: Mapping[str, float], peak: float, looks: Map
 def _joined(name: str, uses: list[_Use]) -> Curve:
     """A thin line through the points of a plan, with its name to the right of the last."""
     *others, last = sorted(Point(use.intensity, use.speed) for use in uses if use.name == name)
-    words = Label(name, right=9, down=4, is_bold=False, has_halo=True)
+    words = Label(name, right=9, down=4, is_bold=False)
     return Curve("", [*others, last._replace(words=words)], look=None)
 
 
 def _summary(uses: list[_Use], roofs: Mapping[str, float], peak: float) -> str:
-    ridges = " and ".join(f"{with_prefix(peak / bandwidth)} for {link}" for link, bandwidth in roofs.items())
+    ridges = " and ".join(f"{thousands(round(peak / bandwidth))} for {link}" for link, bandwidth in roofs.items())
     nearest = min(uses, key=lambda use: use.intensity * roofs[use.link], default=None)
     where = f"nearest to the slope is {nearest.in_words()}" if nearest else "these plans send nothing"
     return f"To compute at full speed a plan needs so many FLOPs for each byte it sends: {ridges}; {where}."

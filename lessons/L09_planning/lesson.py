@@ -3,6 +3,8 @@
 #
 # **What you do:** put the pieces of this course together into a plan for a large model, find out what it costs
 # before anybody pays for it, let a program try thousands of others, and decide what new hardware is worth.<br>
+# **Afterwards you can:** narrow down thousands of plans to a few shapes by hand, have a program check them, and
+# say what is still to be measured.<br>
 # **Time:** 60 minutes.<br>
 # **You need:** the lesson on [combining mechanisms](08_combining_mechanisms.ipynb) and those before it.
 #
@@ -52,8 +54,8 @@ memory_by_part(devices(first), first.capacity, title="The first plan: what each 
 #
 # So it does not fit yet. (Beside what tensors take, a device needs a **margin**: for its driver, for the communication
 # library, and for holes between tensors that the allocator cannot fill. And software differs in what it keeps: a plan
-# *fits* if even plain software has room, and *may fit* if only lean software has.) What **b** would bring, the planner
-# has told you already. *Predict:* which of these saves the most?
+# *fits* if even plain software has room, and *may fit* if only lean software has.) *Predict:* which of these saves the
+# most?
 #
 # - **a** ZeRO-1: the two replicas share out the optimizer's state
 # - **b** sequence parallelism: tensor ranks share out also what they all held whole
@@ -78,10 +80,10 @@ for name, one in variants.items():
 step_time_by_part(variants, title="And what does it cost in time?")
 
 # %% [markdown]
-# Of the three, recomputation saves the most memory and costs the most time. Sequence parallelism costs nothing in all:
-# it sends more, since what was shared out is gathered once more in the backward pass, but it also divides work that
-# every tensor rank did on its own. (The last line, **a** and **b** together, saves even more, and costs
-# nothing.) Often memory is paid for with time, but the price differs from one trade to the next.
+# Of the three, recomputation saves the most memory and costs the most time. On balance sequence parallelism costs
+# nothing: it sends more, since what was shared out is gathered once more in the backward pass, but it also divides work
+# that every tensor rank did on its own. (The last line, **a** and **b** together, saves even more, and costs nothing.)
+# Often memory is paid for with time, but the price differs from one trade to the next.
 #
 # The bracket below the end of each bar says where nine in ten such steps would end. Teams with the same devices
 # have better or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not
@@ -349,9 +351,8 @@ off = [abs(one.total / published["BLOOM"][-1] - 1) for one in (*told, together)]
 # {{shipped.high / shipped.total - 1:percent}} above the middle, and is {{told[0].high / told[0].total - 1:percent}}
 # above it after one step, {{together.high / together.total - 1:percent}} after four. Above all it moves the middle to
 # your machine: with one row of a source, the mean error of its other published steps falls from {{steps.mean:.1%}} to
-# {{one_row.mean:.1%}}. From the second step on, the network's share of its peak is fitted as well, if the steps agree
-# much better with another than the catalogue's; these four do not. A run of `course_lib.scale_out.train`, by torchrun
-# or by `launch`, prints at its end the call of `calibrate` with its own step, ready to be pasted.
+# {{one_row.mean:.1%}}. (A run of `course_lib.scale_out.train` by torchrun
+# prints at its end how long a step took.)
 #
 # What can you trust the planner with? With what fits by far or fails by far, and with the order of plans that are
 # further apart than chance. Plans that are closer you measure.
@@ -363,7 +364,8 @@ off = [abs(one.total / published["BLOOM"][-1] - 1) for one in (*told, together)]
 #
 # - **Memory, from below.** With ZeRO-1 among many replicas, a device keeps little more than the 2 bytes of each of its
 #   weights and the 2 of its gradient. So the model has to be cut into at least $4 N / M$ pieces, for $N$ parameters and
-#   a memory of $M$ bytes. Activations need room as well, so take twice as many.
+#   a memory of $M$ bytes. (Where gradients add up in 32 bits, as in Megatron-LM, it is $6 N / M$.) Activations need
+#   room as well, so take twice as many.
 # - **The bubble, from above.** It is $(p-1)/(m+p-1)$. For less than a tenth, $m \ge 9\,(p-1)$: a pipeline needs nine
 #   micro-batches for each stage after the first.
 #
@@ -397,14 +399,14 @@ print(f"{len(found):,} plans, {sum(one.fits for one in found):,} of them fit")
 print(f"{sum(one.fit == 'may fit' for one in found):,} more may fit: they come after these")
 
 # %% [markdown]
-# Each is a dot in this picture, a dark one if the plan fits for certain. Down is faster, left is smaller. Rest the
-# mouse on a dot to see its plan, and click on a name below the picture to hide its dots or to bring them back.
-# (`plan_map(found, by="zero")` colors them by stage.)
+# In this picture a dot is the fastest of all plans with the same ranks, ZeRO stage and recomputation. Down is faster,
+# left is smaller. Rest the mouse on a dot to see its plan, and click on a name below the picture to hide its dots or to
+# bring them back.
 
 # %%
 from course_lib.figures import plan_map
 
-plan_map(found, title="Every plan for 70 billion parameters on 1,024 A100")
+plan_map(found, title="Plans for 70 billion parameters on 1,024 A100")
 
 # %% tags=["build-only"]
 unsure = sum(one.fit != "fits" for one in found.pareto)
@@ -460,7 +462,9 @@ print(f"between two plans that are tied there may be {cost * (ALIKE - 1):,.0f} d
 
 # %% [markdown]
 # An hour for each shape costs {{trying / cost / (ALIKE - 1):percent}} of what a wrong choice among them may cost.
-# (These are days without failures. Large clusters have failures every week, and the planner knows nothing of them.)
+# (These are days without failures, of which the planner knows nothing. In 54 days on 16,384 H100 Llama 3 had 419
+# unexpected interruptions; Llama Team 2024, section 3.3.4. At that rate there is one every
+# {{54 * 16_384 / 419 / thousand.devices:.1f}} days here.)
 #
 # ## 7. New hardware
 #
@@ -523,7 +527,7 @@ tried = list(refresh.worth_a_try(refresh.OLD))
 # ## 8. What if
 #
 # Now you choose. The old cluster is the one above, with its best plan. (To answer at once, the explorer tries some
-# plans only: {{len({plan.schedule for plan in tried}):in_words}} schedules, and micro-batches of up to
+# plans only: {{len(set(plan.schedule for plan in tried)):in_words}} schedules, and micro-batches of up to
 # {{max(plan.micro_batch for plan in tried):in_words}} samples. A whole search may find one that is a little faster.)
 # Try these:
 #
@@ -576,8 +580,8 @@ Card("infrastructure")
 # %% [markdown]
 # ## 9. The same in PyTorch
 #
-# Nothing in PyTorch plans for you, but two of its tools count what a planner has to know. `FlopCounterMode` counts the
-# FLOPs of a model as it runs. On the device "meta" tensors have a shape and no numbers, so that even the
+# PyTorch does not choose a plan for you, but two of its tools count what a planner has to know. `FlopCounterMode`
+# counts the FLOPs of a model as it runs. On the device "meta" tensors have a shape and no numbers, so that even the
 # {{narayanan.parameters / 1e9:.0f}} billion parameters of section 4 run on your computer:
 
 # %%

@@ -16,7 +16,7 @@ from lessons.site.widgets import ROOT
 
 HERE = Path(__file__).parent
 WIDGETS = ROOT / "course_lib" / "classroom" / "widgets"
-PARTS = ("slider", "switch", "options", "order", "sentences", "player")
+PARTS = ("slider", "options", "order", "sentences", "player")
 STYLES = (*(WIDGETS / f"{name}.css" for name in ("player", "running", "controls")), HERE / "net.css", HERE / "site.css")
 
 

@@ -42,7 +42,7 @@ def _player(one: Any, key: str) -> Gathered:
 
 def _explorer(one: Any, key: str) -> Gathered:
     """Its controls, and the views of all settings, in a pack for each value of the first control."""
-    first, *rest = [range(len(one.texts)) if isinstance(one, Slider) else range(2) for one in one.controls]
+    first, *rest = [range(len(control.texts)) for control in one.controls]
     packs = {f"{key}-{at}": _views(one, key, itertools.product([at], *rest)) for at in first}
     fills = {kind: style.fill for kind, style in STYLES.items()}
     return {"kind": "explorer", "controls": [_control(control) for control in one.controls], "fills": fills}, packs
@@ -52,16 +52,13 @@ def _views(one: Any, key: str, places: Iterable[tuple[int, ...]]) -> dict[str, A
     texts: dict[str, int] = {}  # many settings share a picture
     views = {}
     for at in places:
-        values = [c.options[i] if isinstance(c, Slider) else bool(i) for c, i in zip(one.controls, at, strict=True)]
-        *_, view = one.look(*values)
+        *_, view = one.look(*(control.options[i] for control, i in zip(one.controls, at, strict=True)))
         views[",".join(map(str, at))] = _view(view, key, lambda text: texts.setdefault(text, len(texts)))
     return {"texts": list(texts), "views": views}
 
 
-def _control(control: Any) -> dict[str, Any]:
-    if isinstance(control, Slider):
-        return {"part": "slider", "label": control.label, "texts": control.texts, "index": control.index}
-    return {"part": "switch", "label": control.label, "text": control.text, "value": control.value}
+def _control(control: Slider) -> dict[str, Any]:
+    return {"part": "slider", "label": control.label, "texts": control.texts, "index": control.index}
 
 
 def _view(view: Any, key: str, number: Callable[[str], int]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ course.mount = (part, state, changed = () => {}) => {
     heard[`change:${name}`]?.forEach(one => one());
   };
   const on = (name, one) => (heard[name] ??= []).push(one);
-  const model = { get: name => state[name], set, on, save_changes: changed, send: changed };
+  const model = { get: name => state[name], set, on, save_changes: changed, send: () => {} };
   return { el, state, set, end: course.parts[part].render({ model, el }) };
 };
 
@@ -77,9 +77,8 @@ course.kinds = {
     const shown = ["Beside the controls", "Below the controls"].map(scrolling);
     let view, before, pinned, player;
     const mounted = controls.map(({ part, ...state }) => course.mount(part, state, () => show()));
-    const at = () => mounted.map(({ state }) => Number(state.index ?? state.value));
-    const words = () => mounted.map(({ state: { label, texts, index, value } }) =>
-      `${label} ${texts ? texts[index] : value ? "on" : "off"}`).join(", ");
+    const at = () => mounted.map(({ state }) => state.index);
+    const words = () => mounted.map(({ state: { label, texts, index } }) => `${label} ${texts[index]}`).join(", ");
     const draw = () => {
       player?.end?.();
       stage.replaceChildren();

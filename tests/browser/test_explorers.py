@@ -46,6 +46,7 @@ def test_a_long_run_shows_how_long_yet_and_can_be_stopped(lab: Any) -> None:
     in_the_middle_of_a_run_with_keys(page, stop)
     nothing_is_run_that_was_chosen_before(notebook)
     between_two_runs(page, stop)
+    buttons_act_on_the_last_of_quick_moves(page)
 
 
 def in_the_middle_of_a_run(page: Page, stop: Any) -> None:
@@ -92,3 +93,13 @@ def between_two_runs(page: Page, stop: Any) -> None:
     expect(page.get_by_role("alert")).to_contain_text(STOPPED, timeout=MOVE)
     press(page, "seconds", "ArrowLeft")
     says(page, "took 0 s")
+
+
+def buttons_act_on_the_last_of_quick_moves(page: Page) -> None:
+    """Move twice while the kernel is busy, so that the browser holds the second move back, but not the buttons."""
+    press(page, "seconds", "ArrowRight")
+    press(page, "seconds", "ArrowLeft")
+    for name in ("Pin", "Play"):
+        page.get_by_role("button", name=name, exact=True).click()
+    says(page, "took 0 s It takes exactly as long as the pinned one (seconds 0)")
+    expect(page.get_by_role("group", name="Player of a timeline")).to_be_visible()

@@ -80,10 +80,9 @@ def test_data_parallelism(lab: Any) -> None:
     expect(step).to_have_attribute("aria-label", re.compile("^2 ranks"), timeout=MOVE)
     says(explorer, "2 ranks, 32 samples, emulated")
     assert fits_one_screen(explorer) == high
-    overlap = explorer.get_by_role("checkbox", name="overlap")
-    for switch in (overlap.click, lambda: overlap.press("Space")):
+    for key in ("ArrowLeft", "ArrowRight"):
         before = step.inner_html()
-        switch()
+        press(explorer, "overlap", key)
         expect(step).not_to_have_js_property("innerHTML", before, timeout=MOVE)
     expect(step).to_contain_text("before (thin bars): ")
     a_step_is_pinned(explorer)
@@ -97,7 +96,7 @@ def a_step_is_pinned(explorer: Locator) -> None:
     explorer.get_by_role("button", name="Pin", exact=True).press("Enter")
     says(explorer, "It takes exactly as long as the pinned one (ranks 2,")
     press(explorer, "ranks", "ArrowRight")
-    says(explorer, "than the pinned one, ")
+    says(explorer, "than the pinned one (")
     expect(pictures(explorer).last).to_contain_text("pinned (thin bars)")
     explorer.get_by_role("button", name="Unpin").click()
     expect(pictures(explorer).last).not_to_contain_text("pinned", timeout=MOVE)
@@ -133,6 +132,7 @@ def pieces_go_around_a_ring(explorer: Locator) -> None:
     expect(time).to_be_visible(timeout=MOVE)
     explorer.page.keyboard.press("End")  # keys act on what plays
     expect(complete).to_have_count(64)
+    assert fits_one_screen(explorer) == high  # what is below stays where it was
     time.press("Home")
     expect(complete).to_have_count(0)
     time.press("ArrowRight")
@@ -187,7 +187,7 @@ def test_sharded_data_parallelism(lab: Any) -> None:
 
 def test_a_figure_stays_when_the_theme_changes(lab: Any) -> None:
     """A figure just run keeps its height, which plotly's own resizing would take away."""
-    cost = "from course_lib.figures import collective_times\ncollective_times({'a': {'b': {1: 1.0, 2: 2.0}}})"
+    cost = "from course_lib.figures import loss_curves\nloss_curves({'a': [2.0, 1.0]})"
     lab.write("figure.ipynb", cost)
     notebook = lab.open("figure.ipynb")
     notebook.run_all(RUN)

@@ -131,7 +131,7 @@ def test_planning(lab: Any) -> None:
 
 def every_plan_can_be_read(page: Page) -> None:
     """Name, hide and zoom in on plans with the mouse; read them as a table with the keyboard."""
-    plans = figure(page, "Every plan for 70 billion parameters")
+    plans = figure(page, "Plans for 70 billion parameters")
     name = plans.locator(".legendtext").first.text_content() or ""
     rest_on_first(plans, name)
     expect(plans.locator(".hoverlayer .hovertext")).to_contain_text("GiB")

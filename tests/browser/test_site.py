@@ -26,7 +26,7 @@ LESSON = "04_layerwise_model_parallelism.html"  # the map leads there
 EXPLORER = """
 from course_lib import Pace
 from course_lib.classroom.runs import pipeline_step
-from course_lib.classroom.widgets.controls import Slider, Switch
+from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, Explorer, View
 from course_lib.figures import gantt
 from course_lib.schedules import SCHEDULES
@@ -34,6 +34,8 @@ from course_lib.schedules import SCHEDULES
 def look(stages, slow):
     run = pipeline_step(SCHEDULES["gpipe"](stages, 2), Pace({"forward": 0.1, "backward": 0.2 + 0.4 * slow}))
     return [View(f"{stages} stages", gantt(run, width=HALF))]
+
+Explorer([Slider("stages", (2, 3), 2), Slider("slow", (0, 1), 0)], look)
 """
 ORDER = """
 from course_lib.classroom.questions.forms import Ordering
@@ -52,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("site")
     cells = [
         nbformat.v4.new_markdown_cell("# A small lesson\n\nIt has one of each.\n\n## Two polite ranks\n\nEach waits."),
-        nbformat.v4.new_code_cell(f"{EXPLORER}\nExplorer([Slider('stages', (2, 3), 2), Switch('slow', False)], look)"),
+        nbformat.v4.new_code_cell(EXPLORER),
         *(nbformat.v4.new_code_cell(f"Card({name!r})") for name in ("Q6", "why_partition", "same_plan")),
         nbformat.v4.new_code_cell("ordered"),
     ]
@@ -114,10 +116,10 @@ def explore(page: Page) -> None:
     says = explorer.locator("p[role=status]")
     explorer.get_by_role("button", name="Pin").click()
     expect(says).to_contain_text("2 stages It takes 100% of the time of the pinned one")
-    explorer.get_by_role("slider").press("ArrowRight")
+    explorer.get_by_role("slider", name="stages").press("ArrowRight")
     expect(says).to_contain_text("3 stages It takes 133% of the time of the pinned one")
     explorer.get_by_role("button", name="Unpin").click()
-    explorer.get_by_role("checkbox").press("Space")
+    explorer.get_by_role("slider", name="slow").press("ArrowRight")
     expect(says).to_contain_text("3 stages It takes 233% of the time of the last one")
     assert explorer.locator("svg .thin").count() > 4
     explorer.get_by_role("button", name="Play").click()
@@ -176,7 +178,7 @@ def test_a_walk_through_the_site(page: Page, served: str) -> None:
 
 def test_the_same_from_a_disk(page: Page, folder: Path) -> None:
     page.goto(f"{folder.as_uri()}/{LESSON}")
-    alive(page, " >> nth=0").get_by_role("slider").press("ArrowRight")
+    alive(page, " >> nth=0").get_by_role("slider", name="stages").press("ArrowRight")
     expect(page.locator(".live p[role=status]").first).to_contain_text("3 stages")
     page.get_by_role("searchbox").fill("polite")
     expect(page.locator("#hits a")).to_have_count(1)

@@ -52,7 +52,7 @@ def test_after_the_check_a_part_says_what_pytorch_does_and_links_to_the_function
 def test_a_part_has_five_mistakes_and_four_solutions(part: Exercise) -> None:
     if part.budget:
         return  # test_open_tasks has its solutions, by level
-    assert len(part.mistakes) >= 5, f"checks.py has only {len(part.mistakes)} mistakes of {part.name}"
+    assert len(part.mistakes) >= 5, f"checks.md has only {len(part.mistakes)} mistakes of {part.name}"
     right = RIGHT.get(part, [])
     assert len(set(right)) >= 4, f"solutions.py has only {len(set(right))} right solutions of {part.name}"
     assert part.right not in right

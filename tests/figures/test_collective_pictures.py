@@ -6,26 +6,10 @@ import math
 import re
 from dataclasses import replace
 
-from course_lib.figures import collective_times
 from course_lib.figures.exchange import Sum, exchange
+from course_lib.figures.ways_around import ways_around
 from course_lib.timeline import Span, Timeline
 from tests.figures.drawn import texts
-
-TIMES = {"1 kB": {"ring": {2: 0.001, 8: 0.02}, "tree": {2: 0.002, 8: 0.004}}}
-
-
-def test_a_line_for_each_algorithm_and_a_panel_for_each_size() -> None:
-    picture = collective_times({**TIMES, "1 MB": TIMES["1 kB"]})
-    assert picture.summary == ("1 kB over 8 ranks: ring 20 ms, tree 4 ms; 1 MB over 8 ranks: ring 20 ms, tree 4 ms.")
-    assert picture.chart is not None
-    assert [panel.x.title for panel in picture.chart.panels] == [
-        "number of ranks, for 1 kB",
-        "number of ranks, for 1 MB",
-    ]
-    ring = picture.chart.panels[0].marks[0]
-    assert [(point.x, point.y) for point in ring.points] == [(2, 1.0), (8, 20.0)]
-    assert picture.rows[1] == {"what": "1 kB", "ranks": 8, "ring": "20 ms", "tree": "4 ms"}
-
 
 # Rank 0 sends its only piece, a partial sum, from 5 s to 6 s.
 TIMELINE = Timeline([Span(1, "transfer", "recv", 5.0, 6.0, peer=0), Span(0, "other", "", 5.0, 9.0)], 2, "emulated")
@@ -69,3 +53,9 @@ def test_an_image_has_what_is_there_half_way_and_nothing_that_only_a_player_show
     assert picture.rows == [row]
     assert picture.clock is not None
     assert list(picture.clock.says)[1][1] == "1 piece on the way; 0 complete, on all ranks together."
+
+
+def test_the_slower_a_way_between_nodes_the_thicker_it_is() -> None:
+    drawn = ways_around([1.0, 4.0, 100.0], ["fast", "slow", "no answer"]).svg
+    assert re.findall(r'<path[^>]*stroke-width="([^"]+)"', drawn) == ["2", "8", "20"]
+    assert {"fast", "slow", "no answer", "node 2"} <= set(texts(drawn))

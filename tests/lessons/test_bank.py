@@ -127,7 +127,7 @@ def test_a_mistake_is_recognized_as_itself_and_only_as_itself(exercise: Exercise
 def test_mistakes_ask_and_are_at_least_five(exercise: Exercise) -> None:
     assert len(exercise.mistakes) >= (3 if exercise.budget else 5)
     words = [mistake.advice for mistake in exercise.mistakes]
-    assert all(idea.endswith((".", "`.")) and ask.endswith("?") for idea, ask in words)
+    assert all(said.idea.endswith((".", "`.")) and said.question.endswith("?") for said in words)
 
 
 @pytest.mark.parametrize("exercise", checks.PARTS, ids=lambda exercise: exercise.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -55,7 +56,8 @@ def test_every_setting_of_the_limits_can_be_drawn() -> None:
 @pytest.mark.parametrize("device", one_machine.DEVICES)
 def test_names_in_the_limits_stand_clear_of_the_axes_and_of_each_other(device: str) -> None:
     svg = one_machine.draw("6.7B", device, 1, "none").below.svg
-    limits = [float(line.attrib["x1"]) for line in parsed(svg).iter(f"{SVG}line") if "stroke-dasharray" in line.attrib]
+    paths = (re.fullmatch(r"M([\d.]+),([\d.]+)L[\d.]+,\2", path.attrib["d"]) for path in parsed(svg).iter(f"{SVG}path"))
+    limits = [float(level[1]) for level in paths if level]
     names = [(x, y) for text, x, y in written(svg) if text in GPT3]  # the ends of their words
     for smallest, axis in zip(names[:: len(GPT3)], (limits[0], limits[-1]), strict=True):
         assert smallest[0] - text_width("125M", 11) > axis + 6

@@ -33,7 +33,7 @@ def all_reduced(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor
 @settings(max_examples=10, deadline=None, derandomize=True)
 def test_all_reduce_gives_every_rank_the_sum_bit_for_bit(n: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     expected = ring_sum([contribution(rank, shape, dtype) for rank in range(n)])
-    for result in launch(all_reduced, n, (shape, dtype), device="cpu").results:
+    for result in launch(all_reduced, n, (shape, dtype)).results:
         assert result.dtype == dtype
         assert torch.equal(result, expected)
 
@@ -51,7 +51,7 @@ def test_all_reduce_agrees_with_the_one_of_torch(dtype: torch.dtype) -> None:
         dist.all_reduce(magnitudes)
         return float(((ours - theirs).abs() / magnitudes).max())
 
-    assert max(launch(difference, n, device="cpu").results) <= n * torch.finfo(dtype).eps
+    assert max(launch(difference, n).results) <= n * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -61,7 +61,7 @@ def test_reduce_scatter_leaves_chunk_r_of_the_sum_on_rank_r(n: int) -> None:
         return collectives.ring_reduce_scatter(tensor), tensor
 
     expected = ring_sum([contribution(rank, (2, 5), torch.float32) for rank in range(n)]).flatten().tensor_split(n)
-    for rank, (chunk, tensor) in enumerate(launch(scattered, n, device="cpu").results):
+    for rank, (chunk, tensor) in enumerate(launch(scattered, n).results):
         assert torch.equal(chunk, expected[rank])
         assert torch.equal(tensor.flatten().tensor_split(n)[rank], expected[rank])
 
@@ -75,7 +75,7 @@ def test_all_gather_fills_in_the_chunks_of_the_others(n: int) -> None:
 
     sizes = [10 // n + (rank < 10 % n) for rank in range(n)]
     expected = [float(rank) for rank, size in enumerate(sizes) for _ in range(size)]
-    for result in launch(gathered, n, device="cpu").results:
+    for result in launch(gathered, n).results:
         assert result.flatten().tolist() == expected
 
 
@@ -91,7 +91,7 @@ def test_a_group_of_some_ranks_sums_among_itself() -> None:
             return tensor, str(refusal)
         return tensor, ""
 
-    for rank, (tensor, refusal) in enumerate(launch(in_groups, 5, device="cpu").results):
+    for rank, (tensor, refusal) in enumerate(launch(in_groups, 5).results):
         members = range(rank % 2, 5, 2)
         assert torch.equal(tensor, ring_sum([contribution(member, (7,), torch.float32) for member in members]))
         assert f"does not contain rank {rank}" in refusal
@@ -101,7 +101,7 @@ def test_a_group_of_some_ranks_sums_among_itself() -> None:
 def test_each_rank_sends_no_more_than_the_best_algorithm_needs(n: int) -> None:
     """2 (n - 1) / n of the tensor, in 2 (n - 1) messages, all to the neighbor on the right."""
     elements = 12 * 5
-    run = launch(all_reduced, n, ((elements,), torch.float32), device="cpu")
+    run = launch(all_reduced, n, ((elements,), torch.float32))
     for rank in range(n):
         sends = [span for span in run.timeline.of(rank) if span.name in ("send", "isend") and span.bytes]
         assert sum(span.bytes for span in sends) == 2 * (n - 1) * elements * 4 // n
@@ -111,7 +111,7 @@ def test_each_rank_sends_no_more_than_the_best_algorithm_needs(n: int) -> None:
 
 
 def test_a_single_rank_sends_nothing() -> None:
-    timeline = launch(all_reduced, 1, ((9,), torch.float32), device="cpu").timeline
+    timeline = launch(all_reduced, 1, ((9,), torch.float32)).timeline
     assert not [span for span in timeline.spans if span.kind in ("transfer", "wait")]
 
 
@@ -132,7 +132,7 @@ def whole(rank: int, way: str) -> Tensor:
     ("way", "n"), [("tree", 1), ("tree", 2), ("tree", 3), ("tree", 6), ("hierarchical", 2), ("hierarchical", 6)]
 )
 def test_a_tree_and_a_hierarchy_leave_the_sum_of_all_ranks_and_touch_nothing_else(way: str, n: int) -> None:
-    for result in launch(whole, n, (way,), device="cpu").results:
+    for result in launch(whole, n, (way,)).results:
         assert result[:3].unique().tolist() == [2**n - 1]
         assert result[3:].unique().tolist() == [0]
 
@@ -142,7 +142,7 @@ def test_a_tree_takes_few_steps_with_everything_and_a_ring_many_with_little(way:
     def add_up(rank: int) -> None:
         getattr(collectives, f"{way}_all_reduce")(torch.ones(800))
 
-    timeline = launch(add_up, 8, pace=Pace(link=Link(0.5, 3200)), device="cpu").timeline
+    timeline = launch(add_up, 8, pace=Pace(link=Link(0.5, 3200))).timeline
     assert timeline.makespan == pytest.approx(steps * (0.5 + share), rel=1e-9)
 
 
@@ -151,6 +151,6 @@ def test_a_hierarchy_sends_the_bytes_of_a_ring_in_fewer_steps() -> None:
         across, inside = init_device_mesh("cpu", (2, 4)).get_all_groups()
         collectives.hierarchical_all_reduce(torch.ones(800), inside, across)
 
-    timeline = launch(add_up, 8, pace=Pace(link=Link(0.5, 3200)), device="cpu").timeline
+    timeline = launch(add_up, 8, pace=Pace(link=Link(0.5, 3200))).timeline
     assert timeline.makespan == pytest.approx(2 * 3 * (0.5 + 1 / 4) + 2 * (0.5 + 1 / 8), rel=1e-9)
     assert [timeline.bytes_sent(rank) for rank in range(8)] == [2 * 7 * 3200 // 8] * 8

@@ -49,14 +49,14 @@ def all_reduces(spans: list[Span]) -> list[Span]:
 def test_each_gradient_travels_once_with_a_count_and_each_bucket_with_a_weight(case: str) -> None:
     n_bytes = sum(p.nbytes + 4 for p in build(case).parameters() if p.requires_grad)
     for bucket_mb in (25, 0.004):
-        spans = launch(one_step, 2, (bucket_mb, True, case), device="cpu").timeline.of(0)
+        spans = launch(one_step, 2, (bucket_mb, True, case)).timeline.of(0)
         buckets = all_reduces(spans)
         assert sum(span.bytes for span in buckets) == n_bytes + 4 * len(buckets)  # 2 (n - 1) / n = 1 for two ranks
         assert (len(buckets) == 1) == (bucket_mb == 25)
 
 
 def test_buckets_hold_no_more_than_their_size_unless_one_parameter_is_larger() -> None:
-    spans = launch(one_step, 2, (0.004,), device="cpu").timeline.of(0)
+    spans = launch(one_step, 2, (0.004,)).timeline.of(0)
     largest = 16 * 64 * 4
     numbers = 4 * (1 + len(list(build("plain").parameters())))  # counts and a weight
     assert all(span.bytes - numbers <= max(0.004 * 2**20, largest) for span in all_reduces(spans))
@@ -82,7 +82,7 @@ def test_with_overlap_buckets_leave_during_the_backward_pass_and_without_it_afte
         return early, len(left)
 
     for overlap in (True, False):
-        for early, all_in_all in launch(posted, 2, (overlap,), device="cpu").results:
+        for early, all_in_all in launch(posted, 2, (overlap,)).results:
             assert all_in_all > 4
             assert early == (all_in_all if overlap else 0)
 
@@ -95,7 +95,7 @@ def test_construction_gives_every_rank_the_parameters_and_buffers_of_the_first()
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         return before, DataParallel(model).module.state_dict()
 
-    results = launch(states, 3, device="cpu").results
+    results = launch(states, 3).results
     assert not torch.equal(results[0][0]["0.weight"], results[1][0]["0.weight"])
     for _, after in results:
         equal(after, results[0][0])
@@ -127,7 +127,7 @@ def test_a_parameter_that_a_rank_does_not_use_counts_as_zeros_there(overlap: boo
             seen.append([float(gradient(replica.module, name)[0]) for name in ("left", "right")])
         return seen
 
-    for seen in launch(gradients, 2, device="cpu").results:
+    for seen in launch(gradients, 2).results:
         assert seen == [[1.5, 1.0], [1.0, 1.5]] * 2
 
 
@@ -138,7 +138,7 @@ def test_an_empty_share_counts_for_nothing_and_leaves_no_gradient_of_its_own() -
         replica.finish()
         return [None if p.grad is None else p.grad.tolist() for p in replica.parameters()]
 
-    assert launch(gradients, 2, device="cpu").results == [[[6.0] * 3, None, None]] * 2
+    assert launch(gradients, 2).results == [[[6.0] * 3, None, None]] * 2
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_mean_in_16_bits_is_there_although_the_sum_would_overflow(way: str, dt
         replica.finish() if isinstance(replica, DataParallel) else average_gradients(model, samples=1 + rank)
         return float(gradient(model))
 
-    assert launch(mean, 3, device="cpu").results == pytest.approx([size] * 3, rel=torch.finfo(dtype).eps)
+    assert launch(mean, 3).results == pytest.approx([size] * 3, rel=torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("tiny", [-0.0, -1e-45])  # half of the smallest number rounds to -0.0
@@ -164,7 +164,7 @@ def test_a_gradient_of_minus_zero_is_one_and_none_is_none(tiny: float) -> None:
         replica.finish()
         return [parameter.grad is None for parameter in replica.parameters()]
 
-    assert launch(gradients, 2, device="cpu").results == [[False, False, True]] * 2
+    assert launch(gradients, 2).results == [[False, False, True]] * 2
 
 
 @pytest.mark.parametrize("way", REPLICATE)
@@ -182,7 +182,7 @@ def test_a_group_of_some_ranks_averages_among_itself(way: str) -> None:
             average_gradients(model, group)
         return float(gradient(model))
 
-    assert launch(mean, 4, device="cpu").results == [1.5] * 4
+    assert launch(mean, 4).results == [1.5] * 4
 
 
 def test_a_replica_that_is_replaced_frees_its_buckets() -> None:
@@ -193,7 +193,7 @@ def test_a_replica_that_is_replaced_frees_its_buckets() -> None:
         first = DataParallel(model)  # as if the cell that makes the replica were run again
         return watched() is None
 
-    assert launch(is_gone, 2, device="cpu").results == [True, True]
+    assert launch(is_gone, 2).results == [True, True]
 
 
 class Unpacks(nn.Module):
@@ -213,7 +213,7 @@ def test_a_share_is_counted_within_tuples_and_dicts_too(pack: Callable[[Tensor],
         replica.finish()
         return float(gradient(replica.module, "weight.weight"))
 
-    assert launch(mean, 2, device="cpu").results == [0.75, 0.75]
+    assert launch(mean, 2).results == [0.75, 0.75]
 
 
 def test_an_evaluation_without_gradients_needs_no_finish() -> None:
@@ -225,7 +225,7 @@ def test_an_evaluation_without_gradients_needs_no_finish() -> None:
         replica.finish()
         return float(gradient(replica.module))
 
-    assert launch(mean, 2, device="cpu").results == [0.5, 0.5]
+    assert launch(mean, 2).results == [0.5, 0.5]
 
 
 def test_a_second_backward_before_finish_is_named() -> None:
@@ -236,7 +236,7 @@ def test_a_second_backward_before_finish_is_named() -> None:
         loss.backward()
 
     with pytest.raises(RankFailed, match=r"a second backward\(\) before finish\(\)"):
-        launch(go_back_twice, 2, device="cpu")
+        launch(go_back_twice, 2)
 
 
 def refusals(rank: int, attempt: Callable[[int], Any]) -> tuple[str, float]:
@@ -278,7 +278,7 @@ def a_stage_of_a_pipeline(rank: int) -> None:
 def test_ranks_that_disagree_are_all_told_so_and_none_is_left_waiting(
     attempt: Callable[[int], Any], words: str
 ) -> None:
-    for text, total in launch(refusals, 3, (attempt,), device="cpu").results:
+    for text, total in launch(refusals, 3, (attempt,)).results:
         assert words in text
         assert total == 3
 
@@ -292,7 +292,7 @@ def test_parameters_without_a_gradient_on_any_rank_are_left_alone() -> None:
         average_gradients(model)
         return [None if p.grad is None else float(p.grad[0]) for p in model.parameters()]
 
-    assert launch(gradients, 2, device="cpu").results == [[0.5, 2.0, None]] * 2
+    assert launch(gradients, 2).results == [[0.5, 2.0, None]] * 2
 
 
 def test_a_rank_outside_of_the_group_is_told() -> None:
@@ -304,7 +304,7 @@ def test_a_rank_outside_of_the_group_is_told() -> None:
             DataParallel(nn.Linear(1, 1), group)
         return str(refusal.value)
 
-    assert "group does not contain rank 1" in launch(attempt, 2, device="cpu").results[1]
+    assert "group does not contain rank 1" in launch(attempt, 2).results[1]
 
 
 def test_average_gradients_sends_each_parameter_once_and_nothing_else() -> None:
@@ -313,5 +313,5 @@ def test_average_gradients_sends_each_parameter_once_and_nothing_else() -> None:
         model(torch.ones(3), "left").backward()
         average_gradients(model)
 
-    spans = launch(average, 2, device="cpu").timeline.of(0)
+    spans = launch(average, 2).timeline.of(0)
     assert [(span.name, span.bytes) for span in spans if span.bytes] == [("all_reduce", 4 * (3 + 2))] * 3

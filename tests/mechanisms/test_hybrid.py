@@ -46,9 +46,9 @@ Sizes = tuple[int, int, int]
 Case = tuple[Sizes, str, torch.dtype, str]  # mesh, schedule, dtype, what is special
 
 EIGHT_RANKS: list[Case] = [
-    ((2, 2, 2), "1f1b", F64, "tied clip zero sequence grouped"),
+    ((2, 2, 2), "1f1b", F64, "tied clip zero sequence"),
     ((2, 2, 2), "gpipe", F32, "tied clip frozen padded"),
-    ((2, 2, 2), "zbv", F32, "loose grouped zero"),
+    ((2, 2, 2), "zbv", F32, "loose zero"),
     ((2, 2, 2), "dualpipev", F64, "tied clip zero sequence frozen"),
 ]
 FOUR_RANKS: list[Case] = [
@@ -62,8 +62,7 @@ FOUR_RANKS: list[Case] = [
 
 
 def build(special: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
-    tied, kv_heads = "tied" in special, 2 if "grouped" in special else None
-    model = TinyGPT(replace(CONFIG, tied_embeddings=tied, kv_heads=kv_heads), seed, dtype)
+    model = TinyGPT(replace(CONFIG, tied_embeddings="tied" in special), seed, dtype)
     if "frozen" in special:
         for name in ("blocks.1.attention.query.weight", "blocks.2.mlp_norm.weight", "blocks.0.token.weight"):
             model.get_parameter(name).requires_grad_(False)
@@ -158,7 +157,7 @@ def copies_are_equal(held_by_rank: Sequence[dict[Any, Tensor]], is_tied: bool) -
 def test_training_is_that_of_one_process(cases: list[Case], steps: int) -> None:
     """What a step leaves behind for the next one does not depend on how many axes there are: four ranks tell."""
     n = math.prod(cases[0][0])
-    results = launch(train_all, n, (cases, steps), device="cpu").results
+    results = launch(train_all, n, (cases, steps)).results
     for case, *by_rank in zip(cases, *results, strict=True):
         _, _, dtype, special = case
         model, _, expected = alone(special, dtype, steps)
@@ -191,7 +190,7 @@ def go_on_and_begin_anew(rank: int) -> list[State]:
 
 def test_who_begins_anew_with_a_state_goes_on_bit_for_bit() -> None:
     model, *_ = alone("tied Adam frozen clip", F64)
-    for gone_on, anew in launch(go_on_and_begin_anew, 8, device="cpu").results:
+    for gone_on, anew in launch(go_on_and_begin_anew, 8).results:
         equal(anew, gone_on)
         close(gone_on, model.state_dict())
 
@@ -261,7 +260,7 @@ def exactly(dtype: torch.dtype) -> tuple[State, State]:
 
 def test_sixteen_bits_are_as_near_to_the_truth_as_in_one_process() -> None:
     """In 16 bits rounding is all there is to see, so the yardstick is how far it takes plain PyTorch from float64."""
-    found = launch(train_in_sixteen_bits, 8, device="cpu").results[0]
+    found = launch(train_in_sixteen_bits, 8).results[0]
     for (dtype, scale), state in zip(SCALES.items(), found, strict=True):
         start, exact = exactly(dtype)
         theirs = distance(in_sixteen_bits(build("tied", dtype), scale), exact)
@@ -288,7 +287,7 @@ def test_micro_batches_are_added_up_in_32_bits() -> None:
     model = one_layer()
     inputs, targets = (tokens[:1] for tokens in minibatch(0, SAMPLES))
     (data.answer_loss(model(inputs).float(), targets) / m).backward()
-    gradients = launch(many_micro_batches, 1, (m,), timeout=300, device="cpu").results[0]
+    gradients = launch(many_micro_batches, 1, (m,), timeout=300).results[0]
     for name, parameter in model.named_parameters():
         expected = m * parameter.grad.float()
         assert float((gradients[name] - expected).abs().max()) <= 2**-7 * float(expected.abs().max()), name
@@ -312,7 +311,7 @@ def overflow_on_one(rank: int) -> list[tuple[float, bool]]:
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
-    for outcome in launch(overflow_on_one, 8, device="cpu").results:
+    for outcome in launch(overflow_on_one, 8).results:
         assert outcome == [(1024.0, True), (512.0, False), (512.0, True)]
 
 
@@ -330,6 +329,6 @@ def test_sizes_that_do_not_make_all_ranks_and_a_loss_that_is_no_number_are_named
             train_step(part, optimizer, *minibatch(0, SAMPLES))
         return str(wrong_sizes.value), str(no_number.value)
 
-    for sizes, loss in launch(refusals, 4, device="cpu").results:
+    for sizes, loss in launch(refusals, 4).results:
         assert "dp=3 x pp=1 x tp=1 makes 3 ranks, and there are 4; choose sizes that make 4" in sizes
         assert "loss=nan, so nothing was updated" in loss

@@ -111,7 +111,7 @@ def train_in_a_chain(rank: int, case: str, dtype: torch.dtype) -> State:
 @pytest.mark.parametrize("n", [2, 4])
 def test_training_in_a_chain_has_the_bits_of_one_process(case: str, dtype: torch.dtype, n: int) -> None:
     reference = train_alone(case, dtype)
-    states = launch(train_in_a_chain, n, (case, dtype), device="cpu").results
+    states = launch(train_in_a_chain, n, (case, dtype)).results
     assert set().union(*states) == set(reference)
     for name, tensor in itertools.chain.from_iterable(state.items() for state in states):
         assert torch.equal(tensor, reference[name]), name
@@ -126,7 +126,7 @@ def test_two_chains_side_by_side_talk_within_their_groups_only() -> None:
         chain.backward(None if output is None else data.answer_loss(output, targets))
         return snapshot(chain)
 
-    states = launch(train, 4, device="cpu").results
+    states = launch(train, 4).results
     for seed in (0, 1):
         model = build("tied", torch.float32, seed)
         inputs, targets = minibatch(0)
@@ -145,7 +145,7 @@ def one_step(rank: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_only_one_rank_computes_at_any_time_down_the_chain_and_back(n: int) -> None:
-    timeline = launch(one_step, n, device="cpu").timeline
+    timeline = launch(one_step, n).timeline
     computing = sorted(
         (span for span in timeline.spans if span.kind in ("forward", "backward")), key=lambda span: span.start
     )
@@ -157,7 +157,7 @@ def test_only_one_rank_computes_at_any_time_down_the_chain_and_back(n: int) -> N
 
 def test_hidden_states_travel_right_once_and_their_gradients_left_once() -> None:
     n, samples = 4, 7
-    timeline = launch(one_step, n, device="cpu").timeline
+    timeline = launch(one_step, n).timeline
     size = samples * CONFIG.sequence * CONFIG.hidden * 4
     sent = {(s.rank, s.peer) for s in timeline.spans if s.name == "send" and s.kind == "transfer" and s.bytes == size}
     assert sent == {(rank, rank + step) for rank in range(n) for step in (-1, 1) if 0 <= rank + step < n}
@@ -169,7 +169,7 @@ def test_each_rank_holds_its_own_layers_and_a_shared_matrix_on_each_stage_that_u
         chain = LayerWise(blocks)
         return sum(parameter.nbytes for parameter in chain.parameters()), layerwise.stage_bytes(blocks, chain.stages)
 
-    held_by, predicted = zip(*launch(held, 4, device="cpu").results, strict=True)
+    held_by, predicted = zip(*launch(held, 4).results, strict=True)
     assert list(held_by) == predicted[0]
     whole = sum(parameter.nbytes for parameter in TinyGPT(CONFIG).parameters())  # untied: two matrices
     assert sum(held_by) == whole
@@ -182,7 +182,7 @@ def test_without_gradients_the_chain_only_computes() -> None:
         with torch.no_grad():
             return chain(minibatch(0)[0])
 
-    first, last = launch(logits, 2, device="cpu").results
+    first, last = launch(logits, 2).results
     assert first is None
     assert torch.equal(last, build("plain", torch.float32)(minibatch(0)[0]))
 
@@ -211,7 +211,7 @@ def test_a_backward_pass_goes_back_through_all_forward_passes_since_the_last_one
     model = build(case, torch.float64)
     for step in range(STEPS):
         loss_of(*minibatch(step), model).backward()
-    reference, states = snapshot(model), launch(train, 4, device="cpu").results
+    reference, states = snapshot(model), launch(train, 4).results
     for name, tensor in itertools.chain.from_iterable(state.items() for state in states):
         # One process adds up both passes before it adds them to the gradient: n products, n roundings in another order.
         n = 2 * STEPS * 7 * CONFIG.sequence * CONFIG.ffn_width
@@ -226,7 +226,7 @@ def test_a_loss_on_another_rank_than_the_last_is_named() -> None:
         chain.backward(torch.ones(()))
 
     with pytest.raises(RankFailed, match="loss=a tensor on rank 0 of 2; the last one gives the loss"):
-        launch(on_a_rank, 2, device="cpu")
+        launch(on_a_rank, 2)
 
 
 def test_more_ranks_than_layers_are_refused_with_what_would_work() -> None:
@@ -234,4 +234,4 @@ def test_more_ranks_than_layers_are_refused_with_what_would_work() -> None:
         LayerWise(TinyGPT(GPTConfig(layers=1)).blocks)
 
     with pytest.raises(RankFailed, match=r"n_stages=4 .*n_layers=3; choose n_stages from 1 to 3"):
-        launch(on_a_rank, 4, device="cpu")
+        launch(on_a_rank, 4)

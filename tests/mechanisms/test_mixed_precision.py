@@ -333,7 +333,7 @@ def overflow_on_the_last(rank: int) -> dict[str, tuple[bool, float, float]]:
 
 def test_an_overflow_on_one_rank_is_skipped_on_all_ranks_of_the_group() -> None:
     skipping = {"everyone": {0, 1, 2, 3}, "row": {2, 3}}
-    for rank, found in enumerate(launch(overflow_on_the_last, 4, device="cpu").results):
+    for rank, found in enumerate(launch(overflow_on_the_last, 4).results):
         for group, result in found.items():
             assert result == ((False, 2.0**15, 1.0) if rank in skipping[group] else (True, 2.0**16, 0.75))
 
@@ -384,7 +384,7 @@ def test_two_replicas_get_the_bits_of_one_process(dtype: torch.dtype, sharded: b
     for case, optimizer in (("plain", "SGD"), ("tied frozen", "AdamW")):
         reference, expected = train_on_shares_in_turn(case, dtype, optimizer, 2)
         assert all(expected) == (dtype != torch.float16)
-        for state, taken in launch(train_replica, 2, (case, dtype, optimizer, sharded), device="cpu").results:
+        for state, taken in launch(train_replica, 2, (case, dtype, optimizer, sharded)).results:
             assert taken == expected
             equal(state, reference)
 
@@ -394,14 +394,14 @@ def test_four_replicas_train_as_one_process_up_to_rounding(dtype: torch.dtype) -
     """A gradient is a sum over samples x positions of products, sums themselves; n terms make an error of n eps."""
     reference, _ = train_on_shares_in_turn("tied frozen", dtype, "SGD", 4)
     allowed = STEPS * (SAMPLES * CONFIG.sequence + CONFIG.ffn_width) * torch.finfo(dtype).eps
-    for state, _ in launch(train_replica, 4, ("tied frozen", dtype, "SGD", False), device="cpu").results:
+    for state, _ in launch(train_replica, 4, ("tied frozen", dtype, "SGD", False)).results:
         for name, tensor in state.items():
             assert (tensor - reference[name]).abs().max() <= allowed * max(1, float(reference[name].abs().max()))
 
 
 @dtypes
 def test_four_replicas_in_16_bits_stay_equal_and_skip_together(dtype: torch.dtype) -> None:
-    results = launch(train_replica, 4, ("tied frozen", dtype, "AdamW", False), device="cpu").results
+    results = launch(train_replica, 4, ("tied frozen", dtype, "AdamW", False)).results
     for state, taken in results:
         assert taken == results[0][1]
         equal(state, results[0][0])
@@ -433,7 +433,7 @@ def all_reduced(rank: int, dtype: torch.dtype, cases: list[Case]) -> list[Tensor
 def test_the_sum_is_rounded_at_each_hop_or_once_and_equal_on_all_ranks(dtype: torch.dtype, n: int) -> None:
     shapes: list[tuple[int, ...]] = [(7, 5), (2,), (0, 3), ()]
     cases = list(itertools.product(shapes, (dtype, torch.float32), (None, torch.float32, torch.float64)))
-    results = launch(all_reduced, n, (dtype, cases), device="cpu").results
+    results = launch(all_reduced, n, (dtype, cases)).results
     for case, (shape, own, accumulate) in enumerate(cases):
         rounded = [contribution(rank, shape, own).to(dtype) for rank in range(n)]
         expected = wide_sum(rounded, accumulate) if accumulate else ring_sum(rounded)
@@ -446,7 +446,7 @@ def test_the_sum_is_rounded_at_each_hop_or_once_and_equal_on_all_ranks(dtype: to
 def test_both_ways_send_half_of_what_float32_would(accumulate: torch.dtype | None) -> None:
     n, elements = 4, 240
     case = (elements,), torch.float32, accumulate
-    timeline = launch(all_reduced, n, (torch.bfloat16, [case]), device="cpu").timeline
+    timeline = launch(all_reduced, n, (torch.bfloat16, [case])).timeline
     assert [timeline.bytes_sent(rank) for rank in range(n)] == [2 * (n - 1) * elements * 2 // n] * n
 
 
@@ -458,7 +458,7 @@ def test_a_group_sums_views_in_place_among_itself(accumulate: torch.dtype | None
         all_reduce_in(torch.float16, accumulate)(whole.T[::2], groups[rank % 2])
         return whole
 
-    for rank, whole in enumerate(launch(in_groups, 3, device="cpu").results):
+    for rank, whole in enumerate(launch(in_groups, 3).results):
         expected = torch.full((4, 6), float(rank + 1))
         expected[:, ::2] = 2 if rank == 1 else 4
         assert torch.equal(whole, expected)

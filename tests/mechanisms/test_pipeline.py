@@ -110,7 +110,7 @@ def cases(p: int) -> list[Case]:
 
 @pytest.mark.parametrize("p", [2, 4])
 def test_gradients_and_loss_are_those_of_one_process(p: int) -> None:
-    by_rank = launch(in_a_pipeline, p, (cases(p),), device="cpu").results
+    by_rank = launch(in_a_pipeline, p, (cases(p),)).results
     for (name, n, m, dtype, special), *outcomes in zip(cases(p), *by_rank, strict=True):
         losses = [loss for loss, _ in outcomes if loss is not None]
         found = {key: grad for _, gradients in outcomes for key, grad in gradients.items()}
@@ -126,9 +126,7 @@ def test_gradients_and_loss_are_those_of_one_process(p: int) -> None:
 @pytest.mark.parametrize("p", [1, 8])
 def test_one_rank_is_a_pipeline_too_and_so_are_eight(p: int) -> None:
     few = [("1f1b", p, 3, torch.float32, ""), ("zb_h2", p, 3, torch.float32, ""), ("gpipe", p, 9, torch.float32, "")]
-    for (name, _, m, dtype, special), *outcomes in zip(
-        few, *launch(in_a_pipeline, p, (few,), device="cpu").results, strict=True
-    ):
+    for (name, _, m, dtype, special), *outcomes in zip(few, *launch(in_a_pipeline, p, (few,)).results, strict=True):
         found = {key: grad for _, gradients in outcomes for key, grad in gradients.items()}
         _, reference = alone(m, dtype, special)
         assert all(torch.equal(found[key], reference[key]) for key in reference), name
@@ -139,7 +137,7 @@ def test_the_parts_of_a_tied_embedding_add_up_to_its_gradient(name: str) -> None
     """What first and last stage each have is a part; adding the two up is left to whoever ties them."""
     case: Case = (name, 4 if name == "zbv" else 2, 4, torch.float64, "tied")
     _, reference = alone(4, torch.float64, "tied")
-    parts = [outcome[0][1] for outcome in launch(in_a_pipeline, 2, ([case],), device="cpu").results]
+    parts = [outcome[0][1] for outcome in launch(in_a_pipeline, 2, ([case],)).results]
     token = "blocks.0.token.weight"
     if name == "zbv":  # both ends of the V are on rank 0
         assert close(parts[0][token], reference[token])
@@ -168,7 +166,7 @@ def test_a_mean_that_leaves_out_padding_counts_by_the_tokens_that_are_left() -> 
         loss = run_schedule(schedule, cut(model, 2), *unequally_padded(), padded_loss, weigh=tokens)
         return loss, gradients_of(model)
 
-    (_, first), (loss, last) = launch(step, 2, device="cpu").results
+    (_, first), (loss, last) = launch(step, 2).results
     model = build(torch.float64, "")
     expected = padded_loss(model(unequally_padded()[0]), unequally_padded()[1])
     expected.backward()
@@ -188,7 +186,7 @@ def test_a_second_step_adds_to_the_gradients() -> None:
             seen.append({name: grad.clone() for name, grad in gradients_of(model).items()})
         return all(close(seen[1][name], 2 * seen[0][name]) for name in seen[0])
 
-    assert launch(twice, 2, device="cpu").results == [True, True]
+    assert launch(twice, 2).results == [True, True]
 
 
 # PyTorch's runtime
@@ -228,7 +226,7 @@ def both_runtimes(rank: int, p: int, m: int) -> list[tuple[str, bool, bool]]:
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8)])
 def test_gradients_are_those_of_pytorch_s_runtime(p: int, m: int) -> None:
     """m is a power of two, so that dividing by it, before or after the sum, rounds nothing."""
-    for found in launch(both_runtimes, p, (p, m), device="cpu").results:
+    for found in launch(both_runtimes, p, (p, m)).results:
         assert found == [(name, True, True) for name in THEIRS]
 
 
@@ -258,7 +256,7 @@ def run_at_random(rank: int, schedules: list[Schedule]) -> list[dict[int, float]
 def test_schedules_drawn_at_random_run_on_real_ranks(n_ranks: int) -> None:
     random = Random(n_ranks)
     drawn = [random_schedules.that_can_run(random, n_ranks) for _ in range(25)]
-    for schedule, *by_rank in zip(drawn, *launch(run_at_random, n_ranks, (drawn,), device="cpu").results, strict=True):
+    for schedule, *by_rank in zip(drawn, *launch(run_at_random, n_ranks, (drawn,)).results, strict=True):
         n, m = schedule.n_stages, schedule.n_micro_batches
         product = torch.arange(2.0, 2 + n).prod().item()
         found = {stage: value for rank in by_rank for stage, value in rank.items()}
@@ -279,7 +277,7 @@ def test_a_schedule_that_cannot_run_is_refused_on_all_ranks_before_anything_is_s
         return "", 0.0
 
     words = "rank 1 waits forever in B of micro-batch 0 on stage 1: it needs F of micro-batch 0 on stage 1"
-    for text, total in launch(refused, 2, device="cpu").results:
+    for text, total in launch(refused, 2).results:
         assert words in text
         assert total == 2
 
@@ -290,7 +288,7 @@ def test_a_schedule_that_cannot_run_is_refused_on_all_ranks_before_anything_is_s
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_activations_may_have_sixteen_bits(dtype: torch.dtype) -> None:
     m = 3
-    run = launch(in_a_pipeline, 2, ([("1f1b", 2, m, dtype, ""), ("zb_h1", 2, m, dtype, "")],), device="cpu")
+    run = launch(in_a_pipeline, 2, ([("1f1b", 2, m, dtype, ""), ("zb_h1", 2, m, dtype, "")],))
     _, reference = alone(m, dtype, "")
     for outcomes in zip(*run.results, strict=True):
         found = {key: grad for _, gradients in outcomes for key, grad in gradients.items()}
@@ -314,13 +312,13 @@ def test_with_a_way_back_no_two_ranks_send_to_each_other_in_the_same_group(name:
             loss = run_schedule(schedule, stages, *minibatch(), data.answer_loss, way_back=way_back)
         return loss, seen
 
-    (_, first), (loss, second) = launch(directions, 2, device="cpu").results
+    (_, first), (loss, second) = launch(directions, 2).results
     assert first == {("there", True)} and second == {("back", False)}
     assert torch.isclose(loss, alone(4, torch.float64, "")[0])
 
 
 def test_each_activation_and_each_gradient_travels_once() -> None:
-    run = launch(in_a_pipeline, 4, ([("1f1b", 4, 5, torch.float32, "")],), device="cpu")
+    run = launch(in_a_pipeline, 4, ([("1f1b", 4, 5, torch.float32, "")],))
     activations = SAMPLES * CONFIG.sequence * CONFIG.hidden * 4  # bytes of all micro-batches between two stages
     description = 64 * 8
     sent = [run.timeline.bytes_sent(rank) for rank in range(4)]
@@ -375,13 +373,13 @@ def freed_too_late_or_too_early(rank: int, schedule: Schedule) -> list[str]:
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_h1", "zbv"])
 def test_what_was_sent_is_let_go_of_once_its_receiver_has_used_it(name: str) -> None:
     schedule = SCHEDULES[name](6 if name in ("interleaved_1f1b", "zbv") else 3, 6)
-    assert launch(freed_too_late_or_too_early, 3, (schedule,), device="cpu").results == [[]] * 3
+    assert launch(freed_too_late_or_too_early, 3, (schedule,)).results == [[]] * 3
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_the_timeline_shows_the_schedule(name: str) -> None:
     n = 4 if name in ("interleaved_1f1b", "zbv", "dualpipev") else 2
-    run = launch(in_a_pipeline, 2, ([(name, n, 4, torch.float32, "")],), device="cpu")
+    run = launch(in_a_pipeline, 2, ([(name, n, 4, torch.float32, "")],))
     for rank, row in enumerate(SCHEDULES[name](n, 4).actions):
         marks = [span for span in run.timeline.of(rank) if span.kind in KINDS.values()]
         assert [(m.kind, m.stage, m.micro_batch) for m in marks] == [(KINDS[a.op], a.stage, a.micro_batch) for a in row]
@@ -395,7 +393,7 @@ def test_a_group_of_some_ranks_is_a_pipeline_of_its_own() -> None:
         loss = run_schedule(SCHEDULES["1f1b"](2, 3), cut(model, 2), *minibatch(), data.answer_loss, group)
         return loss, gradients_of(model)
 
-    results = launch(in_groups, 4, device="cpu").results
+    results = launch(in_groups, 4).results
     total, reference = alone(3, torch.float32, "")
     for first, last in ((1, 3), (0, 2)):  # new_group sorts its ranks
         found = results[first][1] | results[last][1]
@@ -445,7 +443,7 @@ def test_a_stage_computes_on_while_the_next_one_has_not_taken_its_messages(tmp_p
         return 0.0 if loss is None else float(loss)
 
     inputs = torch.ones(m, n_numbers)
-    assert launch(step, 2, (tmp_path / "done",), device="cpu").results == [0.0, 1.0]
+    assert launch(step, 2, (tmp_path / "done",)).results == [0.0, 1.0]
 
 
 # Bad input
@@ -458,12 +456,12 @@ def step_of_two_stages(schedule: Schedule, group: dist.ProcessGroup | None = Non
 
 def test_a_schedule_for_another_number_of_ranks_is_refused() -> None:
     with pytest.raises(RankFailed, match="schedule is for 3 ranks; the group has 2"):
-        launch(lambda rank: step_of_two_stages(SCHEDULES["1f1b"](3, 2)), 2, device="cpu")
+        launch(lambda rank: step_of_two_stages(SCHEDULES["1f1b"](3, 2)), 2)
 
 
 def test_a_rank_outside_the_group_is_told_so() -> None:
     with pytest.raises(RankFailed, match="group does not contain rank 2"):
-        launch(lambda rank: step_of_two_stages(SCHEDULES["1f1b"](2, 2), dist.new_group([0, 1])), 3, device="cpu")
+        launch(lambda rank: step_of_two_stages(SCHEDULES["1f1b"](2, 2), dist.new_group([0, 1])), 3)
 
 
 # The bubble
@@ -473,7 +471,7 @@ def test_a_rank_outside_the_group_is_told_so() -> None:
 def test_a_run_has_the_bubble_of_the_papers(name: str) -> None:
     p, m = 4, 8
     case: Case = (name, p, m, torch.float32, "")
-    run = launch(in_a_pipeline, p, ([case],), pace=Pace({"forward": 1.0, "backward": 2.0}), device="cpu")
+    run = launch(in_a_pipeline, p, ([case],), pace=Pace({"forward": 1.0, "backward": 2.0}))
     assert run.timeline.idle_fraction() == pytest.approx((p - 1) / (m + p - 1), rel=1e-9)
 
 

@@ -157,7 +157,7 @@ def whole(tensor: Any) -> Tensor:
 @functools.cache
 def on_ranks(n: int, way: str, case: str, *args: Any) -> list[State]:
     """Run once, however many tests look at it. FullySharded wants equal shares, and so does who is compared with it."""
-    return launch(train, n, (way, possible(way, case), *args), device="cpu").results
+    return launch(train, n, (way, possible(way, case), *args)).results
 
 
 def possible(way: str, case: str) -> str:

@@ -145,7 +145,7 @@ def held_by_fully_sharded(rank: int, dtype: torch.dtype) -> tuple[int, int, int]
 def test_a_rank_holds_what_the_zero_paper_says(n: int, way: Any, args: tuple, parts: tuple) -> None:
     sizes = [parameter.numel() for parameter in build("plain", torch.float32).parameters()]
     psi, blocks = sum(sizes), CONFIG.layers + 2
-    for held in launch(way, n, args, device="cpu").results:
+    for held in launch(way, n, args).results:
         for measured, (everywhere, sharded) in zip(held, parts, strict=True):
             padding = blocks * n * (everywhere + sharded)
             small = 8 * len(sizes)  # Adam counts its steps, for each parameter
@@ -177,7 +177,7 @@ def test_a_block_is_whole_only_while_it_or_the_one_before_it_computes() -> None:
 
     one_token = torch.zeros(1, 1, dtype=torch.int64)
     for n in (2, 4):
-        for forward, backward, psi, block in launch(most, n, device="cpu").results:
+        for forward, backward, psi, block in launch(most, n).results:
             assert block < forward - psi / n < 2.5 * block  # two blocks, and the activations of one token
             assert block < backward - 2 * psi / n < 5 * block  # and a block's gradients, to be sent and arriving
 
@@ -198,7 +198,7 @@ def test_outside_of_its_computation_a_block_has_no_memory_but_its_shard() -> Non
             seen.append((held - 4 * sum(tensor.numel() for tensor in plain.parameters()) // 2 < 100, whole))
         return seen
 
-    assert launch(storages, 2, device="cpu").results == [[(True, 0)] * 3] * 2
+    assert launch(storages, 2).results == [[(True, 0)] * 3] * 2
 
 
 # What a rank sends, and when
@@ -226,7 +226,7 @@ def train_steps(rank: int, way: str, steps: int) -> None:
 @pytest.mark.parametrize(("way", "halves"), [("DataParallel", 2), ("local", 2), ("sharded", 2), ("FullySharded", 3)])
 def test_a_step_sends_as_much_as_the_zero_paper_says(way: str, halves: int) -> None:
     n, psi = 4, sum(parameter.numel() for parameter in build("plain", torch.float32).parameters())
-    sent = [launch(train_steps, n, (way, steps), device="cpu").timeline.bytes_sent(0) for steps in (1, 2)]
+    sent = [launch(train_steps, n, (way, steps)).timeline.bytes_sent(0) for steps in (1, 2)]
     formula = halves * (n - 1) / n * 4 * psi
     blocks = CONFIG.layers + 2
     counts = 2 * (n - 1) * 4 * len(list(build("plain").parameters()))  # of ranks with a gradient
@@ -260,7 +260,7 @@ def test_each_block_is_gathered_while_the_one_before_it_computes() -> None:
             sharded(torch.ones(1, 1)).sum().backward()
         return seen
 
-    assert launch(events, 2, device="cpu").results[1] == [
+    assert launch(events, 2).results[1] == [
         *("gather first", "gather second", "compute first", "gather third", "compute second", "compute third"),
         *("gather third", "gather second", "gradient third", "gather first", "gradient second", "gradient first"),
     ]
@@ -275,7 +275,7 @@ def test_gathers_and_reductions_are_hidden_behind_the_computation() -> None:
             loss.backward()
 
     pace = Pace({"forward": 1.0, "backward": 2.0}, Link(bandwidth=1e6))
-    run = launch(one_step, 2, pace=pace, device="cpu")
+    run = launch(one_step, 2, pace=pace)
     embedding, head = (4 * sum(p.numel() for p in TinyGPT(CONFIG).blocks[end].parameters()) for end in (0, -1))
     # Of two ranks each sends half of a block. Not hidden are the first gather of each pass, which in the forward pass
     # stands behind a number of 8 bytes, how many samples there are, and the last reduction with its two counts.
@@ -287,7 +287,7 @@ def test_gathers_and_reductions_are_hidden_behind_the_computation() -> None:
 
 
 def test_updates_are_marked_as_the_optimizers_time() -> None:
-    run = launch(train_steps, 2, ("local", 3), device="cpu")
+    run = launch(train_steps, 2, ("local", 3))
     assert [sum(span.kind == "optimizer" for span in run.timeline.of(rank)) for rank in range(2)] == [3, 3]
 
 
@@ -317,7 +317,7 @@ def train_in(rank: int, dtype: torch.dtype, way: str) -> State:
 
 def test_a_model_in_16_bits_has_masters_in_float32_and_agrees_with_fully_shard() -> None:
     ours, theirs, exact = (
-        launch(train_in, 2, (dtype, way), device="cpu").results[0]
+        launch(train_in, 2, (dtype, way)).results[0]
         for dtype, way in ((torch.bfloat16, "ours"), (torch.bfloat16, "theirs"), (torch.float32, "ours"))
     )
     nearly_equal(ours, theirs)
@@ -332,7 +332,7 @@ def test_a_model_in_16_bits_sends_half_as_much() -> None:
         sharded(torch.ones(2, 40, dtype=dtype)).sum().backward()
         assert all(gradient_of(shard).dtype == torch.float32 for shard in sharded.parameters())
 
-    half, full = (launch(gradients, 2, (dtype,), device="cpu") for dtype in (torch.bfloat16, torch.float32))
+    half, full = (launch(gradients, 2, (dtype,)) for dtype in (torch.bfloat16, torch.float32))
     sent = {
         name: [sum(s.bytes for s in run.timeline.of(0) if s.name == name and s.bytes > 100) for run in (half, full)]
         for name in ("all_gather", "all_to_all")
@@ -348,7 +348,7 @@ def test_a_compute_dtype_halves_what_is_sent_and_converts_floating_point_inputs(
         assert all(shard.grad.dtype == torch.float32 for shard in sharded.parameters())
         return output.dtype
 
-    half, full = (launch(outputs, 2, (dtype,), device="cpu") for dtype in (torch.bfloat16, None))
+    half, full = (launch(outputs, 2, (dtype,)) for dtype in (torch.bfloat16, None))
     assert half.results == [torch.bfloat16] * 2
     sent = {
         name: [sum(s.bytes for s in run.timeline.of(0) if s.name == name and s.bytes > 100) for run in (half, full)]
@@ -370,7 +370,7 @@ def test_the_state_of_a_sharded_model_is_that_of_the_plain_one() -> None:
         before = snapshot(model)
         return before, FullySharded(model).state_dict()
 
-    results = launch(states, 3, device="cpu").results
+    results = launch(states, 3).results
     first = results[0][0]
     for _, state in results:
         assert list(state) == list(first)
@@ -398,7 +398,7 @@ def test_activations_may_be_recomputed(stops_early: bool) -> None:
         assert all(parameter.dim() == 1 for parameter in model.parameters())
         return [shard.grad for shard in sharded.parameters()]
 
-    plain, recomputed = (launch(gradients, 2, (way,), device="cpu").results for way in (False, True))
+    plain, recomputed = (launch(gradients, 2, (way,)).results for way in (False, True))
     for rank in range(2):
         assert all(torch.equal(a, b) for a, b in zip(plain[rank], recomputed[rank], strict=True))
 
@@ -414,7 +414,7 @@ def test_a_model_that_is_dropped_frees_its_shards() -> None:
         gc.collect()
         return [reference() is None for reference in watched]
 
-    assert launch(is_gone, 2, device="cpu").results == [[True, True]] * 2
+    assert launch(is_gone, 2).results == [[True, True]] * 2
 
 
 def three_layers() -> nn.Sequential:
@@ -436,7 +436,7 @@ def test_a_block_is_done_when_its_share_of_a_pass_is() -> None:
                 sharded(SHARE[rank]).sum().backward()
         return reached
 
-    for reached in launch(fractions, 2, device="cpu").results:
+    for reached in launch(fractions, 2).results:
         assert reached == pytest.approx([0, 12 / 20, 18 / 20, 1.0, 0, 2 / 20, 8 / 20, 1.0] * 2)
 
 
@@ -460,7 +460,7 @@ def test_a_frozen_layer_is_gathered_and_nothing_of_it_is_scattered(frozen: int) 
 
     model = three_layers()
     model(SHARE.view(2, 4)).square().sum().backward()
-    run = launch(gradients, 2, device="cpu")
+    run = launch(gradients, 2)
     sizes = [12, 6, 2]
     for number, parameter in enumerate(model.parameters()):
         parts = [gradients[number] for gradients, _ in run.results]
@@ -483,7 +483,7 @@ def test_a_penalty_on_the_parameters_is_that_of_the_whole_model() -> None:
     model = three_layers()
     loss = model(SHARE.view(2, 4)).square().sum() / 2
     (loss + sum(parameter.square().sum() for parameter in model.parameters())).backward()
-    first, second = launch(gradients, 2, device="cpu").results
+    first, second = launch(gradients, 2).results
     for number, parameter in enumerate(model.parameters()):
         found = torch.cat([first[number], second[number]])
         differ_by_at_most({"": found}, {"": gradient_of(parameter).flatten()}, 10)
@@ -503,7 +503,7 @@ def test_an_overflow_in_the_shard_of_one_rank_lets_torchs_own_scaler_skip_on_all
             scaler.update()
         return scaler.get_scale(), sharded.state_dict()["weight"]
 
-    for scale, weight in launch(train, 2, device="cpu").results:
+    for scale, weight in launch(train, 2).results:
         assert scale == 2.0
         assert weight.tolist() == [[-1.0] * 4]
 
@@ -517,7 +517,7 @@ def test_a_layer_that_is_frozen_later_is_there_until_those_before_it_have_their_
         sharded(SHARE[0]).square().sum().backward()
         return gradient_of(model.get_parameter("0.weight")).flatten()
 
-    first, second = launch(gradient, 2, (True,), device="cpu").results
+    first, second = launch(gradient, 2, (True,)).results
     assert torch.equal(torch.cat([first, second]), gradient(0, False))
 
 
@@ -530,7 +530,7 @@ def test_a_sharded_model_says_that_it_cannot_be_copied_or_sharded_again() -> Non
             FullySharded(sharded.module)
         return [str(copied.value), str(again.value)]
 
-    for copied, again in launch(refusals, 2, device="cpu").results:
+    for copied, again in launch(refusals, 2).results:
         assert "copy its state_dict()" in copied
         assert "sharded already; build it anew" in again
 
@@ -546,7 +546,7 @@ def test_a_reduce_scatter_leaves_when_its_gradients_are_there() -> None:
             model(SHARE[rank]).sum().backward()
         optimizer.step()
 
-    run = launch(one_step, 2, pace=Pace({"backward": 20.0}, Link(bandwidth=1e12)), device="cpu")
+    run = launch(one_step, 2, pace=Pace({"backward": 20.0}, Link(bandwidth=1e12)))
     starts = [span.start for span in run.timeline.of(1) if span.name == "all_to_all"]
     (backward,) = (span for span in run.timeline.of(1) if span.kind == "backward")
     assert [start - backward.start for start in starts] == pytest.approx([2, 8, 20], abs=1e-6)
@@ -590,9 +590,9 @@ def test_an_optimizer_that_has_loaded_a_state_goes_on_bit_for_bit(dtype: torch.d
             optimizer.step()
         return snapshot(model), optimizer.state_dict()
 
-    expected = launch(train, 3, (range(4),), device="cpu").results[1][0]
-    states = [state for _, state in launch(train, 3, (range(2),), device="cpu").results]
-    for gone_on, _ in launch(train, 3, (range(2, 4), states), device="cpu").results:
+    expected = launch(train, 3, (range(4),)).results[1][0]
+    states = [state for _, state in launch(train, 3, (range(2),)).results]
+    for gone_on, _ in launch(train, 3, (range(2, 4), states)).results:
         equal(gone_on, expected)
 
 
@@ -613,7 +613,7 @@ def test_parameters_in_bfloat16_get_a_master_in_float32_that_survives_small_upda
         other.step()
         return float(weight[2]), master.tolist(), float(again[2])
 
-    for weight, master, again in launch(weights, 2, device="cpu").results:
+    for weight, master, again in launch(weights, 2).results:
         assert weight == 258.0  # 258.5 rounded to what bfloat16 has
         assert master == [258.5] * 2
         assert again == 260.0  # 259.5, rounded
@@ -646,7 +646,7 @@ def test_the_gradients_norm_is_that_of_the_whole_model_and_can_be_clipped() -> N
         expected = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
         for way in ("FullySharded", "ShardedOptimizer"):
-            for norm, state in launch(on_a_rank, 2, (way, max_norm), device="cpu").results:
+            for norm, state in launch(on_a_rank, 2, (way, max_norm)).results:
                 assert norm == pytest.approx(float(expected), rel=1e-12)
                 differ_by_at_most(state, snapshot(model), SUM_LENGTH)
 
@@ -666,7 +666,7 @@ def test_a_group_of_some_ranks_shards_among_itself() -> None:
         torch.optim.SGD(sharded.parameters(), lr=1.0).step()
         return [*weight.tolist(), *sharded.state_dict()["weight"].flatten().tolist()]
 
-    assert launch(mean, 4, device="cpu").results == [[-1.5] * 4] * 4
+    assert launch(mean, 4).results == [[-1.5] * 4] * 4
 
 
 # Bad input
@@ -717,6 +717,6 @@ def test_what_cannot_work_is_refused_on_all_ranks_and_none_is_left_waiting(
         dist.all_reduce(ones)
         return str(refusal.value), float(ones)
 
-    for text, total in launch(on_a_rank, 3, device="cpu").results:
+    for text, total in launch(on_a_rank, 3).results:
         assert words in text
         assert total == 3

@@ -275,7 +275,7 @@ def is_right(rank: int, situation: Callable[[Start], State], way: str) -> bool:
 def outcome(situation: Callable[[Start], State], way: str) -> str:
     """ "right", "wrong", or how the run ended."""
     try:
-        return "right" if all(launch(is_right, 2, (situation, way), device="cpu", timeout=20).results) else "wrong"
+        return "right" if all(launch(is_right, 2, (situation, way), timeout=20).results) else "wrong"
     except RunError as error:
         return f"{type(error).__name__}: {error}"
 

@@ -1,8 +1,7 @@
 """Tensor parallelism, against one process that has the whole model and against DTensor's parallelize_module.
 
 Every rank builds its model from a seed of its own, so nothing here passes without the first synchronization. Neither
-two nor four ranks divide the vocabulary, four do not divide the hidden units, and in the grouped cases two heads of
-queries ask one of keys and values.
+two nor four ranks divide the vocabulary, and four do not divide the hidden units.
 
 Cutting a matrix changes the order of sums: a product is added up from parts. A gradient is a sum over samples x
 positions, of products that are themselves sums as long as the widest layer, and n numbers of rounding error eps make an
@@ -63,8 +62,7 @@ def build(case: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> TinyG
     shape = replace(
         CONFIG,
         tied_embeddings="tied" in case,
-        heads=8 if "grouped" in case else 4,
-        kv_heads=4 if "grouped" in case else None,
+        heads=8 if "narrow" in case else 4,
         ffn_hidden=64 if "even" in case else CONFIG.ffn_hidden,
     )
     model = TinyGPT(shape, seed, dtype)
@@ -140,14 +138,14 @@ def each_way(rank: int, train: Callable[..., Any], case: str, ways: list[tuple[t
     [
         (2, "plain"),
         (2, "sequence"),
-        (2, "tied frozen grouped sequence"),
-        (4, "grouped"),
+        (2, "tied frozen narrow sequence"),
+        (4, "narrow"),
         (4, "tied frozen"),
-        (4, "tied frozen grouped sequence"),
+        (4, "tied frozen narrow sequence"),
     ],
 )
 def test_training_is_that_of_one_process_with_the_whole_model(case: str, n: int) -> None:
-    results = launch(each_way, n, (train_cut, case, WAYS[n]), device="cpu").results
+    results = launch(each_way, n, (train_cut, case, WAYS[n])).results
     for way, *by_rank in zip(WAYS[n], *results, strict=True):
         trained, copies = zip(*by_rank, strict=True)
         close(trained[0], alone(case, *way))
@@ -160,8 +158,8 @@ def test_training_is_that_of_one_process_with_the_whole_model(case: str, n: int)
 @pytest.mark.parametrize(("case", "dtype"), [("even", F32), ("even sequence", F64)])
 def test_training_is_that_of_parallelize_module(case: str, dtype: torch.dtype) -> None:
     """Which wants hidden units that divide evenly, while the vocabulary need not."""
-    theirs = launch(train_with_torch, 2, (case, dtype, "Adam"), device="cpu").results[0]
-    ours, _ = launch(train_cut, 2, (case, dtype, "Adam"), device="cpu").results[0]
+    theirs = launch(train_with_torch, 2, (case, dtype, "Adam")).results[0]
+    ours, _ = launch(train_cut, 2, (case, dtype, "Adam")).results[0]
     close(ours, theirs)
 
 
@@ -171,14 +169,14 @@ def test_two_tensor_groups_side_by_side_train_two_models() -> None:
     def train(rank: int) -> State:
         groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
         group = groups[rank % 2]
-        model = parallelize(build("grouped", torch.float64, seed=rank), group, sequence_parallel=True)
+        model = parallelize(build("narrow", torch.float64, seed=rank), group, sequence_parallel=True)
         loss_of(model, 0, group).backward()
         sum_partial_gradients(model, group)
         return whole(model, group)
 
-    states = launch(train, 4, device="cpu").results
+    states = launch(train, 4).results
     for rank, state in enumerate(states):
-        model = build("grouped", torch.float64, seed=rank % 2)
+        model = build("narrow", torch.float64, seed=rank % 2)
         inputs, targets = minibatch(0, SAMPLES)
         data.answer_loss(model(inputs), targets).backward()
         close(state, snapshot(model), steps=1)
@@ -195,23 +193,23 @@ def test_the_stages_of_a_pipeline_can_be_cut_one_by_one(sequence_parallel: bool)
         return tensor_parallel.gather_from_ranks(x, -1, CONFIG.vocab)
 
     inputs, _ = minibatch(0, SAMPLES)
-    for result in launch(logits, 2, device="cpu").results:
+    for result in launch(logits, 2).results:
         close({"logits": result}, {"logits": build("plain", torch.float64)(inputs)})
 
 
 def test_gradients_of_several_backward_passes_are_summed_over_ranks_once() -> None:
     def accumulate(rank: int) -> State:
-        model = parallelize(build("grouped", torch.float64, seed=rank), sequence_parallel=True)
+        model = parallelize(build("narrow", torch.float64, seed=rank), sequence_parallel=True)
         for step in range(STEPS):
             loss_of(model, step).backward()
         sum_partial_gradients(model)
         return whole(model)
 
-    model = build("grouped", torch.float64)
+    model = build("narrow", torch.float64)
     for step in range(STEPS):
         inputs, targets = minibatch(step, SAMPLES)
         data.answer_loss(model(inputs), targets).backward()
-    for state in launch(accumulate, 4, device="cpu").results:
+    for state in launch(accumulate, 4).results:
         close(state, snapshot(model))
 
 
@@ -233,7 +231,7 @@ def marked_step(rank: int, layers: int, case: str) -> None:
 
 def travels(layers: int, case: str, kind: str, name: str = "") -> list[tuple[str, int]]:
     """Name and bytes of each operation that rank 0 begins within the mark, in order."""
-    spans = launch(marked_step, 2, (layers, case), device="cpu").timeline.of(0)
+    spans = launch(marked_step, 2, (layers, case)).timeline.of(0)
     mark = next(span for span in spans if span.kind == kind and (not name or span.name == name))
     return [(s.name, s.bytes) for s in spans if s.kind == "transfer" and mark.start <= s.start and s.end <= mark.end]
 
@@ -293,7 +291,7 @@ def test_a_cut_linear_layer_and_its_gradients_are_those_of_the_whole_one(n: int,
     given = x.clone().requires_grad_()
     out = linear(given)
     out.backward(upstream)
-    for state in launch(on_a_rank, n, device="cpu").results:
+    for state in launch(on_a_rank, n).results:
         close(state, {"out": out.detach(), "x grad": gradient_of(given)} | snapshot(linear))
 
 
@@ -312,7 +310,7 @@ def test_the_cut_embedding_has_the_bits_of_the_whole_one(vocab: int) -> None:
     reference = nn.Embedding(vocab, 4)
     expected = reference(tokens)
     expected.backward(torch.arange(expected.numel(), dtype=torch.float32).view_as(expected))
-    for out, its_gradient in launch(embed, 2, device="cpu").results:
+    for out, its_gradient in launch(embed, 2).results:
         assert torch.equal(out, expected)
         assert torch.equal(its_gradient, gradient_of(reference.weight))
 
@@ -345,7 +343,7 @@ def test_the_loss_from_shares_is_cross_entropy_and_so_is_that_from_gathered_ones
         lambda x, t: vocab_parallel_cross_entropy(x, t, vocab),
         lambda x, t: data.answer_loss(tensor_parallel.gather_from_ranks(x, -1, vocab), t),
     ):
-        for state in launch(on_a_rank, n, (loss_fn,), device="cpu").results:
+        for state in launch(on_a_rank, n, (loss_fn,)).results:
             close(state, reference)
 
 
@@ -356,12 +354,12 @@ def test_the_loss_from_shares_is_cross_entropy_and_so_is_that_from_gathered_ones
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_gathered_shares_are_the_tensor(n: int, dim: int) -> None:
     tensor = torch.arange(5 * 7 * 6).view(5, 7, 6)
-    for result in launch(lambda rank: gather(shard(tensor, dim), dim, tensor.shape[dim]), n, device="cpu").results:
+    for result in launch(lambda rank: gather(shard(tensor, dim), dim, tensor.shape[dim]), n).results:
         assert torch.equal(result, tensor)
 
 
 def test_a_checkpoint_moves_between_numbers_of_ranks() -> None:
-    case = "tied frozen grouped"
+    case = "tied frozen narrow"
 
     def save(rank: int) -> State:
         return full_state(parallelize(build(case, seed=rank + 3)))
@@ -372,10 +370,10 @@ def test_a_checkpoint_moves_between_numbers_of_ranks() -> None:
         return full_state(parallelize(model, sequence_parallel=True))
 
     original = build(case, seed=3)
-    for state in launch(save, 4, device="cpu").results:
+    for state in launch(save, 4).results:
         equal(state, original.state_dict())
     for n in (1, 2):
-        for state in launch(load_and_save, n, (original.state_dict(),), device="cpu").results:
+        for state in launch(load_and_save, n, (original.state_dict(),)).results:
             equal(state, original.state_dict())
     build(case).load_state_dict(state)
 
@@ -388,12 +386,12 @@ def test_each_rank_holds_its_share_of_the_matrices_and_of_their_gradients() -> N
         return sum(sharded), sum(p.numel() for p in model.parameters())
 
     whole_model = sum(p.numel() for p in TinyGPT(GPTConfig(vocab=64, hidden=64, heads=4)).parameters())
-    for sharded, total in launch(held, 4, device="cpu").results:
+    for sharded, total in launch(held, 4).results:
         assert 4 * sharded + (total - sharded) == whole_model
         assert total < 0.27 * whole_model
 
 
-@pytest.mark.parametrize("case", ["tied", "tied grouped sequence"])
+@pytest.mark.parametrize("case", ["tied", "tied narrow sequence"])
 def test_the_norm_of_the_gradient_counts_shares_everywhere_and_copies_once(case: str) -> None:
     def norm(rank: int) -> float:
         model = parallelize(build(case, torch.float64, seed=rank), sequence_parallel="sequence" in case)
@@ -410,16 +408,16 @@ def test_the_norm_of_the_gradient_counts_shares_everywhere_and_copies_once(case:
     inputs, targets = minibatch(0, SAMPLES)
     data.answer_loss(model(inputs), targets).backward()
     expected = float(nn.utils.get_total_norm([gradient_of(p) for p in model.parameters()]))
-    assert launch(norm, 4, device="cpu").results == pytest.approx([expected] * 4, rel=1e-12)
+    assert launch(norm, 4).results == pytest.approx([expected] * 4, rel=1e-12)
 
 
 # Refusals
 
 
 def test_ranks_that_cannot_share_the_heads_are_told_how_many_could() -> None:
-    words = r"3 ranks cannot share heads=4 with kv_heads=4, but one of \[1, 2, 4\] can"
+    words = r"3 ranks cannot share heads=4, but one of \[1, 2, 4\] can"
     with pytest.raises(RankFailed, match=words):
-        launch(lambda rank: parallelize(TinyGPT(GPTConfig())), 3, device="cpu")
+        launch(lambda rank: parallelize(TinyGPT(GPTConfig())), 3)
 
 
 def test_a_rank_outside_of_the_group_is_told_so() -> None:
@@ -427,4 +425,4 @@ def test_a_rank_outside_of_the_group_is_told_so() -> None:
         parallelize(TinyGPT(), dist.new_group([0]))
 
     with pytest.raises(RankFailed, match="group does not contain rank 1"):
-        launch(on_a_rank, 2, device="cpu")
+        launch(on_a_rank, 2)

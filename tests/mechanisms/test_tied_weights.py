@@ -19,7 +19,7 @@ def test_three_ranks_add_up_their_gradients_the_last_one_first() -> None:
         parameter.grad = torch.full((2,), FOUND[rank])
         return tied_weights.sum_gradients(parameter, [0, 2, 3])
 
-    sums = launch(total, 4, device="cpu").results
+    sums = launch(total, 4).results
     assert [None if one is None else one.tolist() for one in sums] == [[1.0, 1.0], None, [1.0, 1.0], [1.0, 1.0]]
 
 
@@ -32,7 +32,7 @@ def test_what_was_summed_before_is_not_sent_again() -> None:
                     (used * 3).sum().backward()
         return used.grad, unused.grad
 
-    assert launch(twice, 2, device="cpu").results == [(torch.tensor([6.0]), torch.tensor([0.0]))] * 2
+    assert launch(twice, 2).results == [(torch.tensor([6.0]), torch.tensor([0.0]))] * 2
 
 
 def test_a_parameter_is_tied_if_it_is_trained_and_several_ranks_hold_it() -> None:

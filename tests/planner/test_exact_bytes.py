@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 
 WORLD_SIZES = [2, 4, 8]
 CONFIG = GPTConfig(vocab=13, sequence=8, layers=2, hidden=16, heads=8, ffn_hidden=24)
-CONFIGS = [CONFIG, replace(CONFIG, tied_embeddings=True), replace(CONFIG, kv_heads=2)]
+CONFIGS = [CONFIG, replace(CONFIG, tied_embeddings=True), replace(CONFIG, ffn_hidden=32)]
 EVERY_SIZE_AND_CONFIG = [(2, CONFIGS[0]), (4, CONFIGS[1]), (4, CONFIGS[2]), (8, CONFIGS[0])]
 SAMPLES = 8
 BUCKET_MB = 0.01  # several buckets even for this model
@@ -32,7 +32,7 @@ BUCKET_MB = 0.01  # several buckets even for this model
 
 def spec(config: GPTConfig) -> ModelSpec:
     return ModelSpec(
-        config.layers, config.hidden, config.heads, config.sequence, config.vocab, config.kv_heads, config.ffn_hidden,
+        config.layers, config.hidden, config.heads, config.sequence, config.vocab, None, config.ffn_hidden,
         tied_embeddings=config.tied_embeddings,
     )  # fmt: skip
 

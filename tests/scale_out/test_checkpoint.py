@@ -75,18 +75,18 @@ def train(
 @pytest.mark.parametrize("case", ["plain", "tied", "frozen"])
 @pytest.mark.parametrize(("n", "dtype"), [(2, torch.float32), (4, torch.float64)])
 def test_a_resumed_run_goes_on_bit_for_bit(case: str, dtype: torch.dtype, n: int, tmp_path: Path) -> None:
-    uninterrupted = launch(train, n, (case, dtype, None, 0, 5), device="cpu").results
-    launch(train, n, (case, dtype, tmp_path, 0, 2), device="cpu")
-    resumed = launch(train, n, (case, dtype, tmp_path, 2, 5), device="cpu").results
+    uninterrupted = launch(train, n, (case, dtype, None, 0, 5)).results
+    launch(train, n, (case, dtype, tmp_path, 0, 2))
+    resumed = launch(train, n, (case, dtype, tmp_path, 2, 5)).results
     for (state, losses), (reference, all_losses) in zip(resumed, uninterrupted, strict=True):
         assert losses == all_losses[2:]
         equal(state, reference)
 
 
 def test_other_numbers_of_ranks_start_with_the_same_model(tmp_path: Path) -> None:
-    saved = launch(train, 4, ("tied", torch.float32, tmp_path, 0, 2), device="cpu").results[0][0]
+    saved = launch(train, 4, ("tied", torch.float32, tmp_path, 0, 2)).results[0][0]
     for n in (1, 3, 5):
-        for state, _ in launch(train, n, ("tied", torch.float32, tmp_path, 2, 2), device="cpu").results:
+        for state, _ in launch(train, n, ("tied", torch.float32, tmp_path, 2, 2)).results:
             equal(state, saved)
 
 
@@ -102,8 +102,8 @@ def test_ranks_with_names_of_their_own_are_put_together(tmp_path: Path) -> None:
     def load(rank: int) -> tuple[int, State]:
         return checkpoint.load(tmp_path)
 
-    launch(stage, 2, device="cpu")
-    for step, state in launch(load, 3, device="cpu").results:
+    launch(stage, 2)
+    for step, state in launch(load, 3).results:
         assert step == 1
         equal(state, whole)
 
@@ -125,30 +125,30 @@ def run_out_of_space(*_: Any) -> None:
 
 
 def newest(folder: Path) -> tuple[int, State]:
-    return launch(lambda rank: checkpoint.load(folder), 1, device="cpu").results[0]
+    return launch(lambda rank: checkpoint.load(folder), 1).results[0]
 
 
 @pytest.mark.parametrize(("accident", "error"), [(die, RankDied), (run_out_of_space, RankFailed)])
 def test_a_crash_while_saving_leaves_the_older_checkpoint(
     accident: Callable[..., Any], error: type[Exception], tmp_path: Path
 ) -> None:
-    launch(save_ones, 2, (tmp_path, 10, None), device="cpu")
+    launch(save_ones, 2, (tmp_path, 10, None))
     with pytest.raises(error):
-        launch(save_ones, 2, (tmp_path, 20, accident), device="cpu")
+        launch(save_ones, 2, (tmp_path, 20, accident))
     assert (tmp_path / "step_00000020").is_dir()
     assert checkpoint.steps(tmp_path) == [10]
     step, state = newest(tmp_path)
     assert (step, set(state)) == (10, {"a", "b0", "b1"})
     assert all(torch.equal(tensor, torch.full_like(tensor, 10)) for tensor in state.values())
-    launch(save_ones, 2, (tmp_path, 20, None), device="cpu")  # over the remains of the crash
+    launch(save_ones, 2, (tmp_path, 20, None))  # over the remains of the crash
     assert checkpoint.steps(tmp_path) == [10, 20]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000010", "step_00000020"]
 
 
 def test_the_newest_is_loaded_and_one_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     for step in (3, 100, 20, 100):
-        launch(save_ones, 1, (tmp_path, step, None), device="cpu")
-    launch(lambda rank: checkpoint.save({"a": torch.ones(1)}, tmp_path, 100), 1, device="cpu")
+        launch(save_ones, 1, (tmp_path, step, None))
+    launch(lambda rank: checkpoint.save({"a": torch.ones(1)}, tmp_path, 100), 1)
     assert checkpoint.steps(tmp_path) == [3, 20, 100]
     step, state = newest(tmp_path)
     assert step == 100
@@ -165,6 +165,6 @@ def test_a_folder_that_only_some_ranks_see_is_named(tmp_path: Path) -> None:
     def look(rank: int) -> None:
         checkpoint.load(tmp_path / ("own" if rank == 1 else "shared"))
 
-    launch(save_ones, 1, (tmp_path / "shared", 4, None), device="cpu")
-    with pytest.raises(RankFailed, match="its newest step is 4 on rank 0 and 0 on rank 1"):
-        launch(look, 3, device="cpu")
+    launch(save_ones, 1, (tmp_path / "shared", 4, None))
+    with pytest.raises(RankFailed, match="the newest steps that ranks see are 4, 0, 4; give a folder"):
+        launch(look, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -17,11 +18,9 @@ import torch
 from torch import Tensor
 
 from course_lib import RankFailed, data, launch
-from course_lib.mechanisms.hybrid import Mesh, ModelPart
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.planner import Cluster, ModelSpec, Plan, calibrate, estimate
 from course_lib.scale_out import checkpoint
-from course_lib.scale_out.train import Options, build, calibration, is_due, options_from, schedule_of, train
+from course_lib.scale_out.train import Options, is_due, options_from, train
 
 pytestmark = pytest.mark.long
 
@@ -31,7 +30,7 @@ OPTIONS = Options(steps=4, batch=10, layers=1, hidden=16, heads=2, device="cpu")
 
 def parameters(folder: Path) -> dict[str, Tensor]:
     """The model's parameters in the newest checkpoint."""
-    state = launch(lambda rank: checkpoint.load(folder)[1], 1, device="cpu").results[0]
+    state = launch(lambda rank: checkpoint.load(folder)[1], 1).results[0]
     return {name: tensor for name, tensor in state.items() if name.startswith("model.")}
 
 
@@ -58,7 +57,7 @@ def test_the_losses_are_those_of_one_process(options: Options) -> None:
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
-    for losses in launch(train, 4, (options,), device="cpu").results:
+    for losses in launch(train, 4, (options,)).results:
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
@@ -69,12 +68,12 @@ OVERFLOWING = replace(OPTIONS, precision="fp16", loss_scale=2.0**18)  # in the f
 def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_stopped(tmp_path: Path, options: Options) -> None:
     whole = replace(options, steps=6, checkpoints=str(tmp_path / "whole"))
     halves = replace(options, steps=3, checkpoints=str(tmp_path / "halves"))
-    expected = launch(train, 4, (whole,), device="cpu").results
-    first = launch(train, 4, (halves,), device="cpu").results
-    second = launch(train, 4, (replace(halves, steps=6),), device="cpu").results
+    expected = launch(train, 4, (whole,)).results
+    first = launch(train, 4, (halves,)).results
+    second = launch(train, 4, (replace(halves, steps=6),)).results
     assert [a + b for a, b in zip(first, second, strict=True)] == expected
     equal(tmp_path / "halves", tmp_path / "whole")
-    assert launch(train, 4, (replace(halves, steps=6),), device="cpu").results == [[]] * 4
+    assert launch(train, 4, (replace(halves, steps=6),)).results == [[]] * 4
 
 
 @pytest.mark.parametrize(
@@ -96,62 +95,9 @@ def test_a_run_of_another_model_or_on_its_ranks_in_another_way_is_refused(
     tmp_path: Path, ranks: int, other: dict[str, Any], words: str
 ) -> None:
     halves = replace(PIPELINES, steps=1, checkpoints=str(tmp_path))
-    launch(train, 4, (halves,), device="cpu")
+    launch(train, 4, (halves,))
     with pytest.raises(RankFailed, match=words):
-        launch(train, ranks, (replace(halves, steps=2, **other),), device="cpu")
-
-
-def told(options: Options, ranks: int) -> str:
-    return launch(train, ranks, (options,), device="cpu").stdout[0]
-
-
-EVEN = replace(OPTIONS, batch=12, hidden=256)
-
-
-@pytest.mark.parametrize(
-    ("options", "plan"),
-    [
-        (EVEN, Plan(dp=4, micro_batch=3, zero=1)),
-        (replace(EVEN, pp=2, micro_batches=3, zero=False), Plan(dp=2, pp=2, micro_batch=2)),
-        (
-            replace(ONE_MODEL, batch=12, hidden=256),
-            Plan(tp=2, pp=2, micro_batch=3, schedule="zbv", virtual_stages=2, sequence_parallel=True),
-        ),
-    ],
-    ids=["replicas", "pipelines", "one model"],
-)
-def test_a_run_prints_a_call_that_calibrates_the_planner(options: Options, plan: Plan) -> None:
-    """Measured seconds are replaced: a model this small mostly waits for Python, which no share of a peak explains."""
-    cluster = Cluster("laptop-CPU", devices_per_node=4)
-    names = {"ModelSpec": ModelSpec, "Plan": Plan, "cluster": cluster}
-    line = told(options, 4)
-    model, on, its_plan, batch, seconds = eval(line, {**names, "calibrate": lambda *step: step})
-    assert its_plan == replace(plan, precision="fp32", overlap=(), fused=False)
-    assert (on, batch) == (cluster, 12)
-    assert model.parameters == sum(parameter.numel() for parameter in build(options).parameters())
-    assert seconds > 0
-    slower = 1.2 * estimate(model, cluster, its_plan, batch).step_time.total
-    mine = eval(line, {**names, "calibrate": lambda *step: calibrate(step[0], step[1], step[2], step[3], slower)})
-    assert estimate(model, mine, its_plan, batch).step_time.total == pytest.approx(slower, rel=1e-3)
-
-
-def test_the_seconds_are_the_median_of_the_steps() -> None:
-    def on_one_rank(rank: int) -> str:
-        part = ModelPart(build(EVEN), Mesh(1, 1, 1), schedule_of(EVEN))
-        return calibration(part, EVEN, [3.0, 1.0, 2.0, 100.0])
-
-    said = launch(on_one_rank, 1, device="cpu").results[0]
-    assert said.endswith(", 12, 2.5)  # the median of 4 steps")
-
-
-def test_a_step_that_the_planner_does_not_know_says_what_would_work() -> None:
-    """The planner knows neither 5 samples per replica in 3 micro-batches, nor interleaving with a stage per block."""
-    said = told(replace(OPTIONS, pp=2, micro_batches=3), 4)
-    assert said.startswith("# no step to calibrate the planner with: batch=10 makes unequal micro-batches; ")
-    assert said.endswith("make it a multiple of 6\n")
-    uneven = replace(EVEN, hidden=16, pp=2, layers=3, micro_batches=4, schedule="interleaved_1f1b")
-    assert "3 layers do not divide among pp=2 x virtual_stages=2" in told(uneven, 2)
-    assert told(replace(EVEN, hidden=16, steps=2), 2) == ""
+        launch(train, ranks, (replace(halves, steps=2, **other),))
 
 
 def test_checkpoints_are_saved_when_they_are_due() -> None:
@@ -177,7 +123,7 @@ def test_every_option_is_on_the_command_line() -> None:
     ("words", "complaint"),
     [
         ("--steps 0", "steps=0 has to be at least 1"),
-        ("--schedule 2f2b", "schedule='2f2b' is unknown; choose one of naive, gpipe, 1f1b"),
+        ("--schedule 2f2b", "schedule='2f2b' is unknown; choose one of ['naive', 'gpipe', '1f1b'"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_named(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +141,7 @@ def test_an_option_that_makes_no_sense_is_named(words: str, complaint: str, caps
 )
 def test_what_does_not_fit_the_ranks_is_refused(options: Options, complaint: str) -> None:
     with pytest.raises(RankFailed, match=complaint):
-        launch(train, 4, (options,), device="cpu")
+        launch(train, 4, (options,))
 
 
 SRUN = """#!/bin/bash
@@ -263,7 +209,7 @@ def test_a_node_has_as_many_ranks_as_it_is_told(tmp_path: Path, job: dict[str, s
 def test_two_nodes_train_the_same_parameters_as_launch(tmp_path: Path) -> None:
     """slurm.sh runs two agents of one rank each: on two hosts, or both on this one if no hosts can be made."""
     folder, reference = tmp_path / "torchrun", tmp_path / "launch"
-    launch(train, 2, (replace(PIPELINES, checkpoints=str(reference)),), device="cpu")
+    launch(train, 2, (replace(PIPELINES, checkpoints=str(reference)),))
     beside = two_hosts(tmp_path)
     environment = cluster(tmp_path, r"node0\nnode1" if beside else "localhost", "" if beside else "here here")
     words = f"--steps 4 --batch 10 --layers 1 --hidden 16 --heads 2 --device cpu --checkpoints {folder}"
@@ -272,6 +218,5 @@ def test_two_nodes_train_the_same_parameters_as_launch(tmp_path: Path) -> None:
     limited = ["timeout", "--kill-after=5", "240", *command]  # other tests may hold both cores
     job = subprocess.run(limited, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert job.returncode == 0, job.stderr
-    assert "2 ranks, steps 1 to 4: loss" in job.stdout
-    assert "# no step to calibrate the planner with: batch=10 makes unequal micro-batches" in job.stdout
+    assert re.search(r"2 ranks, steps 1 to 4: loss [\d.]+ -> [\d.]+, [\d.e-]+ s a step", job.stdout)
     equal(folder, reference)

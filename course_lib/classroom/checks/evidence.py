@@ -136,7 +136,7 @@ class Evidence:
             return f"What you compute does not reach all places. Still as before: `{names[0]}`{more}."
         if wrong and (factor := self._factor()):
             return _by_a_factor(factor, len(self.observed) if any(sends) else 0)
-        if wrong and all(is_same(_sorted(one.expected), _sorted(one.got), self.tolerance) for one in wrong):
+        if wrong and self._in_another_order():
             return "The numbers are right, and they are in the wrong order."
         if not any(sends) and not self.disagreeing:
             return "This is not what was asked for."
@@ -154,21 +154,34 @@ class Evidence:
         tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
         return any(bool(b.isnan().any()) and not a.isnan().any() for a, b in tensors)
 
+    def _wrong_numbers(self) -> list[Tensor]:
+        """The numbers of all values that differ, one after the other: those expected, and those that are there."""
+        return [torch.cat([v[i].double().flatten() for v in self.differences]) for i in (3, 4)]  # type: ignore[union-attr]
+
+    def _in_another_order(self) -> bool:
+        expected, got = (numbers.sort()[0] for numbers in self._wrong_numbers())
+        return is_same(expected, got, self.tolerance)
+
     def _factor(self) -> float:
-        """The common factor by which all wrong values are too large; 0 if none, or any, as one number has it."""
-        expected, got = (torch.cat([v[i].double().flatten() for v in self.differences]) for i in (3, 4))  # type: ignore[union-attr]
-        factor = float(got @ expected / (expected @ expected))
-        if not 0 < factor < torch.inf or not is_same(got, factor * expected, max(1.0, factor) * self.tolerance):
+        """The common factor by which all wrong values are too large, or -1; 0 if none, or any, as one number has it."""
+        expected, got = self._wrong_numbers()
+        ratio = float(got @ expected / (expected @ expected))
+        factor = ratio if ratio > 0 else -1.0
+        if factor == torch.inf or not is_same(got, factor * expected, max(1.0, factor) * self.tolerance):
             return 0.0
         is_whole = any(abs(one - round(one)) < 1e-4 for one in (factor, 1 / factor))
         return factor if is_whole or len(expected.unique()) > 1 else 0.0
 
 
 def _by_a_factor(factor: float, ranks: int) -> str:
+    if factor < 0:
+        return "Every number that is wrong has the other sign."
     if abs(factor - 1) < 1e-3:
         return "Only the last digits are wrong. Where do your numbers have fewer bits than those that you got?"
-    by = f"{factor:.3g} times too large" if factor > 1 else f"{1 / factor:.3g} times too small"
-    return f"Every number that is wrong is {by}." + f" There are {ranks} ranks." * bool(ranks)
+    times, is_large = max(factor, 1 / factor), factor > 1
+    of_ranks = any(abs(times - ranks / some) < 1e-3 for some in (1 / max(ranks, 1), *range(1, ranks)))
+    text = f"Every number that is wrong is {times:.3g} times too {'large' if is_large else 'small'}."
+    return text + f" There are {ranks} ranks." * of_ranks
 
 
 def kind(value: Value) -> str:
@@ -188,10 +201,6 @@ def is_same(one: Value, other: Value, tolerance: float = 0.0) -> bool:
 
 def _numbers(value: Tensor) -> str:
     return ", ".join(f"{number:.6g}" for number in value.flatten().tolist())
-
-
-def _sorted(value: Value) -> Value:
-    return value if isinstance(value, str) else value.flatten().sort()[0]
 
 
 def _traffic(seen: Observed) -> Counter[tuple[str, int, int]]:

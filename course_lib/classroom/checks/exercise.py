@@ -9,37 +9,22 @@ do the arguments fit?  ->  each case on real ranks  ->  the price, beside that o
 
 from __future__ import annotations
 
-import builtins
-import difflib
-import inspect
-import re
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import CodeType
 from typing import Any
-
-import torch
-import torch.distributed as dist
 
 from course_lib.classroom.checks.evidence import Evidence
 from course_lib.classroom.checks.part import AMOUNTS, TIMEOUT, Budget, Case, Mistake, Observed, Part
+from course_lib.classroom.checks.prose import TEXTS
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, renew
 from course_lib.timeline import Timeline
 
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
+LEVELS = ("best known", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)  # and shares of the points
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
 SLIPS = (*MISSPELT, "AttributeError", "TypeError")
-BROKEN = "The check itself failed, which says nothing about your function. Please report this."
-UNWRITTEN = "Replace `raise NotImplementedError()` by your own lines. The hints above unfold one by one."
-RAISED = (
-    "Your function raised an exception, so its idea could not be tried. The last words of the exception usually name "
-    "the thing that is not what the line takes it for; print its shape or its value just before."
-)
-IN_A_THREAD = (
-    "Your function starts a thread of its own. The emulated clock follows one thread of each rank, so a message that "
-    "another one begins is refused, and its receiver waits. `dist.isend` returns at once and needs no thread."
-)
 
 
 @dataclass(eq=False)
@@ -58,14 +43,12 @@ class Exercise(Part):
             raise
         except Exception as error:
             facts = (("What happened", f"{type(error).__name__}: {error}"),)
-            verdict = Verdict(self.name, "error", BROKEN, facts=facts)
+            verdict = Verdict(self.name, "error", TEXTS["broken"], facts=facts)
         name = getattr(fn, "__name__", "")
         return replace(verdict, name=name) if isinstance(name, str) and name.isidentifier() else verdict
 
 
 def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
-    if complaint := _wrong_arguments(exercise, fn):
-        return Verdict(exercise.name, "slip", complaint)
     passed: list[Evidence] = []
     cases = exercise.all_cases(seed)
     for case in cases:
@@ -88,20 +71,6 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
     if exercise.budget:
         return rated(verdict, exercise, exercise.budget, run)
     return _weigh(verdict, run, exercise.run_right(case), exercise.memory)
-
-
-def _wrong_arguments(exercise: Part, fn: Any) -> str:
-    wanted = inspect.signature(exercise.right)
-    if not callable(fn):
-        return f"The check was given {fn!r}, which is no function. Give it the function itself, without parentheses."
-    yours: Any = "(...)"  # a function that is not written in Python
-    try:
-        yours = inspect.signature(fn)
-        yours.bind(*wanted.parameters)
-    except (TypeError, ValueError):
-        given = f"The check calls `{exercise.name}({', '.join(wanted.parameters)})`"
-        return f"{given}, and your function is `{exercise.name}{yours}`: give it these arguments again."
-    return ""
 
 
 def _what_is_new(case: Case, passed: list[Evidence], wrong: Verdict) -> tuple[tuple[str, str], ...]:
@@ -130,7 +99,7 @@ def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
 def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:
     if not mistakes:
         return verdict
-    text = " Or: ".join(" ".join(mistake.advice) for mistake in mistakes)
+    text = " Or: ".join(f"{said.idea} {said.question}" for said in (mistake.advice for mistake in mistakes))
     several = f"{len(mistakes)} ideas lead to exactly this. " if len(mistakes) > 1 else ""
     return replace(verdict, message=several + text, idea=", ".join(one.program.__name__ for one in mistakes))
 
@@ -141,24 +110,26 @@ def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:
 def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[..., Any], is_new: bool) -> Verdict:
     cause, kind = error.__cause__, type(error.__cause__).__name__
     if kind == "NotImplementedError" and not str(cause):
-        return Verdict(exercise.name, "unwritten", UNWRITTEN)
+        return Verdict(exercise.name, "unwritten", TEXTS["stub"])
     said = error.message if error.details.startswith("Traceback") else f"{error.message} {error.details}"
     lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in said)
     facts = (("What happened", error.message), *(("Line", line) for line in lines))
     failing = (one for one in exercise.mistakes if one.fails and cause)
     if mistakes := [one for one in failing if _fails_alike(exercise, case, one, error)]:
         return _named(Verdict(exercise.name, "idea", "", facts=facts), mistakes)
-    if {"threading", "Thread", "ThreadPoolExecutor"}.intersection(getattr(_code(fn), "co_names", ())):
-        return Verdict(exercise.name, "idea", IN_A_THREAD, facts=facts)
+    if {"threading", "Thread", "ThreadPoolExecutor"}.intersection(
+        getattr(getattr(fn, "__code__", None), "co_names", ())
+    ):
+        return Verdict(exercise.name, "idea", TEXTS["thread"], facts=facts)
     if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
         return Verdict(exercise.name, "idea", error.details, facts=facts)
     if is_new and cause and kind not in MISSPELT:
-        new = "Your function raises an exception at something that is new."
-        return Verdict(exercise.name, "idea", new, facts=facts)
+        return Verdict(exercise.name, "idea", TEXTS["new"], facts=facts)
     if kind in SLIPS:
-        return Verdict(exercise.name, "slip", _explain_slip(str(cause), fn), facts=facts)
-    endless = f"Nothing here should take {TIMEOUT:g} seconds: perhaps a loop never ends. Look at what would end it."
-    return Verdict(exercise.name, "error", endless if isinstance(error, RankTimeout) else RAISED, facts=facts)
+        what = "no handle" if "'NoneType' object has no attribute 'wait'" in str(cause) else "misspelt"
+        return Verdict(exercise.name, "slip", TEXTS[what], facts=facts)
+    text = TEXTS["endless" if isinstance(error, RankTimeout) else "raised"].format(seconds=TIMEOUT)
+    return Verdict(exercise.name, "error", text, facts=facts)
 
 
 def _fails_alike(exercise: Part, case: Case, mistake: Mistake, error: RunError) -> bool:
@@ -176,24 +147,6 @@ def _how_it_ended(error: RunError) -> tuple:
     return type(error), repr(error.__cause__), {tuple((op.name, op.peer, op.elements) for op in one) for one in raised}
 
 
-def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
-    """Plain words for a misspelt name or a wrong type, with a guess at the right one."""
-    if "'NoneType' object has no attribute 'wait'" in text:
-        return "There is no handle to wait for: without `async_op=True`, a collective is over when it returns."
-    code = _code(fn)
-    local = [*code.co_varnames, *code.co_names, *getattr(fn, "__globals__", {})] if code else []
-    around = {*local, *dir(builtins)} if "name '" in text or "variable '" in text else {*dir(torch.Tensor), *dir(dist)}
-    misspelt = re.search(r"(?:name|variable|attribute) '(\w+)'", text)
-    meant = difflib.get_close_matches(misspelt[1], around - {misspelt[1]}) if misspelt else []
-    advice = f" Did you mean `{meant[0]}`?" if meant else ""
-    return f"Python stopped at one line; this says nothing about your idea yet.{advice}"
-
-
-def _code(fn: Callable[..., Any]) -> CodeType | None:
-    """The code of a function that is written in Python."""
-    return getattr(fn, "__code__", None)
-
-
 # The price
 
 
@@ -203,23 +156,12 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
     case = exercise.price_case
     given, best = exercise.run_right(case), exercise.run([program], case)
     yours, at_first, least = map(AMOUNTS[what], (run, given, best))
-    level, share = _level(yours / (1 + 1e-9), met, good, least)
+    level, share = LEVELS[bisect_left((least, good, met), yours / (1 + 1e-9))]
     text = f"{verdict.message} It takes {yours:,.0f} {what}: {level}."
     facts = (("The scale", f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known"),)
     beside = {"as given": given.timeline} | ({"best known": best.timeline} if yours > least else {})
     idle = Idle(run.timeline, best.timeline.idle_fraction(), beside)
     return replace(verdict, outcome="passed" if share else "price", message=text, facts=facts, share=share, idle=idle)
-
-
-def _level(yours: float, met: float, good: float, least: float) -> tuple[str, float]:
-    """The level on the scale of an open task, and its share of the points."""
-    if yours > met:
-        return "out of budget", 0.0
-    if yours > good:
-        return "met", 0.6
-    if yours > least:
-        return "good", 0.8
-    return "best known", 1.0
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:

@@ -24,15 +24,12 @@ from types import SimpleNamespace
 
 from course_lib.classroom.answers import PLACE, Answer
 from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.prose import TEXTS
 from course_lib.classroom.checks.verdict import Verdict
 from course_lib.classroom.grader import Grade, Task
 from course_lib.ranks.worker.cells import remember_source
 
 SEED = 1
-HELD = (
-    "Nobody has run it, as it says {}, which no answer needs and which could reach the check itself. "
-    "Its points wait for the person who grades."
-)
 
 
 def of(module: str) -> SimpleNamespace:
@@ -47,9 +44,9 @@ def grade(task: Task) -> Grade:
     check, answer = getattr(importlib.import_module(task.module), task.part), task.answer
     remember_source(PLACE, answer.text)
     if not answer.text:
-        verdict = Verdict(answer.name, "unwritten", "No cell before the check makes it.")
+        verdict = Verdict(answer.name, "unwritten", TEXTS["nobody"])
     elif found := answer.suspicious():
-        verdict = Verdict(answer.name, "held", HELD.format(", ".join(f"`{one}`" for one in found)))
+        verdict = Verdict(answer.name, "held", TEXTS["suspicious"].format(words=", ".join(f"`{one}`" for one in found)))
     else:
         for case in check.all_cases(SEED):
             check.run_right(case)  # before an answer has run on the same ranks

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from course_lib.classroom.checks.part import Observed
 
-# The names in torch.distributed of collectives with other names in c10d.
-SPELLED = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
-
 
 def most_sent(observed: list[Observed]) -> tuple[int, int]:
     """The most operations of a rank, and the most numbers that it sent."""
@@ -31,7 +28,5 @@ def sent_more(observed: list[Observed], most: tuple[int, int], what: str) -> str
 
 def collective_at_work(observed: list[Observed]) -> str:
     """A sentence about a collective where only messages are allowed; "" if there is none."""
-    operations = [sent.operation for seen in observed for sent in seen.sent]
-    other = [operation.removesuffix("_base") for operation in operations if operation != "send"]
-    called = SPELLED.get(other[0], other[0]) if other else ""
-    return f"That is `{called}` at work. Here you build what is inside it, out of messages alone." if other else ""
+    is_there = any(sent.operation != "send" for seen in observed for sent in seen.sent)
+    return "That is a collective at work. Here you build what is inside it, out of messages alone." * is_there

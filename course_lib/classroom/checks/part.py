@@ -5,10 +5,9 @@
     @ring_all_reduce.mistake
     def added_in_second_phase(tensor): ...
 
-    split_batch.change("samples_lost", "stop]", "stop - 1]")
-
 A wrong solution is a whole misconception, either a program of its own or the right one with a place changed. Same
-values on every rank: same misconception. So the bank tests itself. The words about each are in `prose`.
+values on every rank: same misconception. So the bank tests itself. The words about each are on the lesson's page, and
+there stand the changed places, too (`prose`).
 """
 
 from __future__ import annotations
@@ -98,6 +97,7 @@ class Part:
     compared: the values that matter, by rank, where solutions are free to differ.
     breach: says what is wrong although the result is right; "" if nothing is.  rule: says of a wrong result what no
         mistake of the bank can say.
+    programs: the mistakes that are not on the lesson's page; `mistake` and `change` add to them.
     budget: of an open task, which begins with the right solution, and in which any change is allowed that keeps its
         result: the kind of AMOUNTS, the most that meets the budget and that is good, and the best solution known.
     """
@@ -113,17 +113,24 @@ class Part:
     compared: Callable[[list[Observed]], list[Values]] = lambda observed: [seen.values for seen in observed]
     breach: Callable[[list[Observed]], str] = lambda observed: ""
     rule: Callable[[list[Observed]], str] = lambda observed: ""
-    mistakes: list[Mistake] = field(default_factory=list)
+    programs: list[Mistake] = field(default_factory=list)
     budget: Budget | None = None
 
     def mistake(self, program: Callable[..., Any], fails: bool = False) -> Callable[..., Any]:
         """Put a wrong solution into the bank."""
-        self.mistakes.append(Mistake(self.name, program, fails))
+        self.programs.append(Mistake(self.name, program, fails))
         return program
 
     def change(self, name: str, *places: str, fails: bool = False) -> None:
         """Put a mistake into the bank: the right solution with one place of its source changed, or several."""
         self.mistake(changed(self.right, name, *places), fails)
+
+    @functools.cached_property
+    def mistakes(self) -> list[Mistake]:
+        """All wrong solutions: those whose places stand on the lesson's page, and `programs`."""
+        of_page = ((name, words.places) for (part, name), words in prose.words().items() if part == self.name)
+        made = [changed(self.right, name, *places) for name, places in of_page if places]
+        return [*(Mistake(self.name, program, False) for program in made), *self.programs]
 
     @functools.cache  # noqa: B019  (an exercise lives as long as the program)
     def all_cases(self, seed: int) -> list[Case]:

@@ -12,17 +12,9 @@ from html import escape
 from typing import NamedTuple
 
 from course_lib.classroom import journal
+from course_lib.classroom.checks.prose import TEXTS
 from course_lib.timeline import Timeline
 
-HEADLINES = {
-    "passed": "{name} is right.",
-    "unwritten": "{name} is not written yet.",
-    "held": "{name}: a person has to read it.",
-    "slip": "{name}: a slip in the code.",
-    "error": "{name}: the run did not come to its end.",
-    "idea": "{name}: not yet.",
-    "price": "{name}: the right result, at the wrong price.",
-}
 COLORS = {"passed": "#2e8b57", "unwritten": "#808080"}  # of the bar beside a verdict; the others share one
 NOT_YET = "#d98600"
 
@@ -64,7 +56,7 @@ class Idle:
 class Verdict:
     """The result of a check. Everything in it is the same in every run, the emulated step in `idle` too.
 
-    name: the function that was checked.  outcome: one of HEADLINES.  message: why, in plain words.
+    name: the function that was checked.  outcome: one of the first in texts.md.  message: why, in plain words.
     situation: the case that was tried, for instance "3 ranks, 10 samples".
     idea: the misconception that was recognized, by the name of its function in the bank; "" if none was.
     facts: what the run itself reported, label and text.  costs: the price, of a right function only.
@@ -97,12 +89,12 @@ class Verdict:
 
     def __str__(self) -> str:
         parts = [self._headline(), self.message, *(f"{label}: {text}" for label, text in self.facts)]
-        parts += ["\n".join(_columns(self.costs))] if self.costs else []
+        parts += ["\n".join(f"{what}: {yours}, best possible {best}" for what, yours, best in self.costs)]
         return "\n\n".join(part.replace("`", "") for part in [*parts, *self.remarks] if part)
 
     def _headline(self) -> str:
         tried = f" (Tried: {self.situation}.)" if self.situation else ""
-        return HEADLINES[self.outcome].format(name=self.name) + tried
+        return TEXTS[self.outcome].format(name=self.name) + tried
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": self._html()}
@@ -145,12 +137,6 @@ def _show(verdict: Verdict) -> None:
         print(verdict)
     else:
         display(verdict)
-
-
-def _columns(costs: Iterable[Cost]) -> list[str]:
-    rows = [("price", "yours", "best possible"), *costs]
-    width = max(len(row[0]) for row in rows)
-    return [f"{what.ljust(width)}  {yours:>12}  {best:>13}" for what, yours, best in rows]
 
 
 def _table(costs: Iterable[Cost]) -> str:

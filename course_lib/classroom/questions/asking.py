@@ -18,10 +18,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from course_lib.classroom.questions.fields import say
+from course_lib.classroom.questions.fields import EXPRESSIONS
 from course_lib.classroom.questions.forms import Choice, Form, FreeText, Number, Option, Ordering, PlanForm
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.prose import Expressions, Page, items
+from course_lib.classroom.questions.prose import Page, items
 from course_lib.classroom.questions.units import Quantity, Slip
 from course_lib.planner import Plan
 
@@ -108,14 +108,6 @@ def _told(page: Page, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         own = page.found.get(f"found: {name or one.why}", page.found.get("found"))
         if one.happened or own is None:
             return one
-        return replace(one, happened=_WORDS.vformat(own.text, (), {**page.names, **one.found}))
+        return replace(one, happened=EXPRESSIONS.vformat(own.text, (), {**page.names, **one.found}))
 
     return told
-
-
-class _Words(Expressions):
-    def format_field(self, value: Any, spec: str) -> str:
-        return say(value, spec)
-
-
-_WORDS = _Words()

@@ -6,7 +6,7 @@ the run says whether an answer is right.
     read(given)    the answer in its one written form; ValueError, saying what would work, if it is no answer
     words(answer)  the answer in words
     run(answer)    an Outcome
-    reveal()       the outcomes of all that can be run without an answer, for a room that has discussed it
+    reveal()       the outcomes of all that can be run without an answer, for a room; not of an order or a plan
     why            the explanation of each answer, for pages that run nothing
     lines          the options or events, as they are shown
     example        an answer, to show how one is written
@@ -151,10 +151,6 @@ class Ordering:
         happened, _, meaning = outcome.happened.partition("\n\n")
         return replace(outcome, happened=happened, why=meaning or self.why)
 
-    def reveal(self) -> list[tuple[str, Outcome]]:
-        """Return no outcomes: the room finds the order."""
-        return []
-
 
 @dataclass(frozen=True)
 class FreeText:
@@ -244,10 +240,6 @@ class PlanForm:
     def run(self, answer: str) -> Outcome:
         outcome = self.judge(self.estimate(plan_text.parse(answer)))
         return replace(outcome, why="\n\n".join(filter(None, [outcome.why, self.why if outcome.right else ""])))
-
-    def reveal(self) -> list[tuple[str, Outcome]]:
-        """Return no outcomes: the room finds the plan."""
-        return []
 
     def estimate(self, plan: Plan) -> Estimate:
         """Estimate a plan. Raises ValueError, saying what to change, for a plan that is impossible here."""

@@ -39,13 +39,11 @@ class Outcome:
 class Feedback:
     """The outcome of an answer, in words and pictures. Shows itself in a notebook.
 
-    answer: in words.  remarks: further sentences, for instance that the answer could not be kept.
-    title: the heading if nothing was answered.
+    answer: in words.  title: the heading if nothing was answered.
     """
 
     answer: str
     outcome: Outcome
-    remarks: tuple[str, ...] = ()
     title: str = "This is what the run says."
 
     @property
@@ -71,7 +69,7 @@ class Feedback:
 
     def _words(self) -> list[str]:
         outcome = self.outcome
-        return [outcome.happened, outcome.why, "" if outcome.shown else UNSHOWN, *self.remarks]
+        return [outcome.happened, outcome.why, "" if outcome.shown else UNSHOWN]
 
     def _html(self, pictures: list[str]) -> str:
         bar = {True: RIGHT, False: WRONG, None: NEITHER}[self.right]

@@ -6,6 +6,7 @@ Omitted fields are as in `Plan()`. A plan copied from code, `Plan(dp=4, recomput
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -13,7 +14,7 @@ from course_lib.planner import Plan
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Plan)}
 ALWAYS = ("dp", "tp", "pp", "micro_batch")  # written even where they are as in Plan()
-SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+READ: dict[type, Callable[[str], Any]] = {bool: {"true": True, "false": False}.__getitem__, float: float}
 _PAIR = re.compile(r"(\w+)\s*=\s*(\([^()]*\)|[^\s,()]+)")
 _EXAMPLE = "dp=2 tp=4 zero=1 recompute=full"
 
@@ -26,19 +27,12 @@ def parse(text: str) -> Plan:
 def pairs(text: str) -> dict[str, str]:
     """The fields of a plan in a text, by name. Raises ValueError as `parse` does."""
     inside = re.sub(r"^\s*Plan\((.*)\)\s*$", r"\1", text, flags=re.DOTALL)
-    found = _PAIR.findall(inside)
     if rest := _PAIR.sub("", inside).strip(" ,;\n\t"):
         raise ValueError(f"{rest[:40]!r} is no part of a plan; write for instance {_EXAMPLE!r}")
-    if not found:
-        raise ValueError(f"this says nothing of a plan; write for instance {_EXAMPLE!r}")
-    found = [(name.lower(), value) for name, value in found]
-    names = [name for name, _ in found]
-    for name in names:
-        if name not in DEFAULTS:
-            raise ValueError(f"{name!r} is nothing that a plan has; it has {', '.join(DEFAULTS)}")
-        if names.count(name) > 1:
-            raise ValueError(f"{name!r} is said twice; say it once")
-    return dict(found)
+    found = {name.lower(): value for name, value in _PAIR.findall(inside)}
+    for name in found.keys() - DEFAULTS.keys():
+        raise ValueError(f"{name!r} is nothing that a plan has; it has {', '.join(DEFAULTS)}")
+    return found
 
 
 def write(plan: Plan) -> str:
@@ -54,18 +48,11 @@ def _written(value: Any) -> str:
 
 def _value(name: str, text: str) -> Any:
     default = DEFAULTS[name]
-    if text == str(default):
-        return default
-    if isinstance(default, bool):
-        if text.lower() in SWITCH:
-            return SWITCH[text.lower()]
-        raise ValueError(f"{name}={text} is neither true nor false; write {name}=true or {name}=false")
-    if isinstance(default, float):
-        if re.fullmatch(r"\d(\.\d+)?|\.\d+", text):
-            return float(text)
-        raise ValueError(f"{name}={text} is no share; write for instance {name}=0.5")
-    if default is None or isinstance(default, int):
-        if re.fullmatch(r"\d{1,5}", text):
-            return int(text)
-        raise ValueError(f"{name}={text} is no whole number from 0 to 99999; write for instance {name}=2")
-    return tuple(re.findall(r"\w+", text)) if isinstance(default, tuple) else text.lower()
+    if isinstance(default, str):
+        return text.lower()
+    if isinstance(default, tuple):
+        return tuple(re.findall(r"\w+", text))
+    try:
+        return default if text == str(default) else READ.get(type(default), int)(text.lower())
+    except (KeyError, ValueError):
+        raise ValueError(f"{name}={text} is no value for it; write for instance {name}={default}") from None

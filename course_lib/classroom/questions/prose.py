@@ -31,20 +31,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from string import Formatter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course_lib.classroom.pages import sections
-
-
-class Expressions(Formatter):
-    """Fills fields that are Python expressions. Raises ValueError for one without a name: a set, say, in a text."""
-
-    def get_field(self, field_name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, str]:
-        code = compile(field_name, "<field>", "eval")
-        if not code.co_names:
-            raise ValueError(f"{{{field_name}}} is no field")
-        return eval(code, dict(kwargs)), field_name
 
 
 class Section(NamedTuple):
@@ -83,20 +72,21 @@ class Page:
         """Whether the page asks a question."""
         return bool(self.text)
 
-    def fill(self, fields: Mapping[str, object], **names: object) -> Page:
-        """The page with its fields filled. names: more values that its fields may use.
+    def fill(self, given: Mapping[str, object], **names: object) -> Page:
+        """The page with its fields filled with what is given. names: more values that they may use.
 
         Raises ValueError for a field without a number.
         """
-        known = {**names, **fields}
+        from course_lib.classroom.questions.fields import EXPRESSIONS  # not from the standard library alone
+
+        known = {**names, **given}
         sections = {}
         for heading, (place, text) in self.sections.items():
             try:
-                sections[heading] = Section(place, Expressions().vformat(text, (), known))
-            except NameError as error:
-                raise ValueError(f"{place}: {self.name} has no field {{{error.name}}}; {_choose(fields)}") from None
+                sections[heading] = Section(place, EXPRESSIONS.vformat(text, (), known))
             except Exception as error:
-                raise ValueError(f"{place}: {error}; write a brace that is no field twice") from None
+                known_here = f"{_choose(given)}, and write a brace that is no field twice"
+                raise ValueError(f"{place}: {self.name}: {error}; {known_here}") from None
         return replace(self, sections=sections, names=names)
 
     def only(self, *headings: str) -> dict[str, str]:

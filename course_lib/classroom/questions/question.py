@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -66,12 +66,13 @@ class Question:
     def run(self, answer: Any) -> Feedback:
         """Run an answer that `commit` returned. Raises RunError if it was stopped."""
         outcome = self.form.run(answer)
-        complaint = self.keep("ran", answer, outcome.right)
-        return Feedback(self.form.words(answer), outcome, tuple(filter(None, [complaint])))
+        self.keep("ran", answer, outcome.right)
+        return Feedback(self.form.words(answer), outcome)
 
     def reveal(self) -> list[Feedback]:
         """Run everything that needs no answer, for a room that has discussed the question; keep nothing."""
-        return [Feedback(words, outcome) for words, outcome in self.form.reveal()]
+        form: Any = self.form
+        return [Feedback(words, outcome) for words, outcome in form.reveal()]
 
     def latest(self) -> journal.Note | None:
         """The latest note about this question with these numbers."""
@@ -85,13 +86,10 @@ class Question:
             return any(note.right for note in journal.notes() if (note.question, note.seed) == (self.name, self.seed))
         return False
 
-    def keep(self, what: str, answer: Any, right: bool | None = None) -> str:
-        """Keep a note; return a sentence if that was not possible."""
-        try:
+    def keep(self, what: str, answer: Any, right: bool | None = None) -> None:
+        """Keep a note, where one can be written."""
+        with contextlib.suppress(OSError):
             journal.record(what, self.name, self.seed, answer, right)
-        except OSError as error:
-            return f"(Your answer could not be kept: {error.strerror or error}. Is {journal.folder()} write-protected?)"
-        return ""
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,12 @@ class Seeded:
         if seed and not self.others:
             raise ValueError(f"seed={seed}: {name} has no other numbers; leave the seed out")
         case = self.case(seed)
-        page = pages()[name]
-        own = importlib.import_module(rooms.module_of(page.file))
-        page = page.fill(self.fields(case), **{**vars(axis), **vars(own)})
-        return Question(name, seed, page.text, self.make_form(page, case), varies=bool(self.others))
+        return ask(name, seed, case, self.make_form, self.fields(case), bool(self.others))
+
+
+def ask(name: str, seed: int, case: Any, make_form: MakeForm, fields: Mapping[str, object], varies: bool) -> Question:
+    """The question of a page, whose fields may use these, the names of its module and the words of `figures.axis`."""
+    page = pages()[name]
+    own = importlib.import_module(rooms.module_of(page.file))
+    page = page.fill(fields, **{**vars(axis), **vars(own)})
+    return Question(name, seed, page.text, make_form(page, case), varies)

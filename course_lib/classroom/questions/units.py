@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
+
+from course_lib.classroom.pages import sections
 
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -38,23 +41,21 @@ _TIME = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "min": 60.0, "h": 3600.0
 SECONDS = Quantity("a time", _TIME, "1.5 s")
 SHARE = Quantity("a share", {"%": 0.01, "percent": 0.01, "per cent": 0.01, "": 1.0}, "25%")
 
-_THOUSAND = "You are off by a factor of a thousand: look at the prefix of the unit (kilo, mega, giga)."
-_BITS = "You are off by a factor of 8: a byte has eight bits, and networks are sold in bits, memory in bytes."
-_MIB = (
-    "Close: you counted in powers of 1024 where a thousand is meant, or the other way around. 1 MB is a million "
-    "bytes, 1 MiB is 1,048,576."
-)
+_SAID = {heading[2:]: text for _, heading, text in sections(Path(__file__).with_name("slips.md"))}
+
+
+def _slips(name: str, *factors: float) -> list[Slip]:
+    return [Slip(factor, _SAID[name]) for factor in factors]
+
+
 USUAL = {
     BYTES.name: [
-        *(Slip(factor, _BITS) for factor in (8, 1 / 8)),
-        *(Slip(1.024**power, _MIB) for power in (-3, -2, -1, 1, 2, 3)),
-        *(Slip(1000.0**power, _THOUSAND) for power in (-2, -1, 1, 2)),
+        *_slips("bits", 8, 1 / 8),
+        *_slips("1024", *(1.024**power for power in (-3, -2, -1, 1, 2, 3))),
+        *_slips("thousand", 1e-6, 1e-3, 1e3, 1e6),
     ],
-    SECONDS.name: [
-        *(Slip(1000.0**power, _THOUSAND) for power in (-2, -1, 1, 2)),
-        *(Slip(factor, "You are off by a factor of 60: seconds against minutes.") for factor in (60, 1 / 60)),
-    ],
-    SHARE.name: [Slip(factor, "25% is 0.25: you are off by that factor of a hundred.") for factor in (100, 0.01)],
+    SECONDS.name: [*_slips("thousand", 1e-6, 1e-3, 1e3, 1e6), *_slips("minutes", 60, 1 / 60)],
+    SHARE.name: _slips("percent", 100, 0.01),
 }
 
 

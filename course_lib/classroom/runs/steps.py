@@ -54,19 +54,16 @@ def training_step(
     pace: Pace | None = None,
     overlap: bool = True,
     config: GPTConfig = SMALL,
-    repeat: int = 1,
 ) -> Timeline:
     """Train with data parallelism on real ranks; the timeline of one step.
 
     batch_size: samples of the whole minibatch. One sample is one unit of `work` for the pace.
-    repeat: on the real clock, take the fastest of so many runs: other programs can only slow a run down.
 
     Raises ValueError if there are fewer samples than ranks.
     """
     if batch_size < world_size:
         raise ValueError(f"batch_size={batch_size} is less than world_size={world_size}; every rank needs a sample")
-    runs = (launch(_train, world_size, (batch_size, overlap, config), pace=pace) for _ in range(repeat))
-    return min((after_barrier(run.timeline) for run in runs), key=lambda step: step.makespan)
+    return after_barrier(launch(_train, world_size, (batch_size, overlap, config), pace=pace).timeline)
 
 
 def _train(rank: int, batch_size: int, overlap: bool, config: GPTConfig) -> None:
@@ -93,12 +90,8 @@ def pipeline_step(schedule: Schedule, pace: Pace, layers: Sequence[int] | None =
     """One forward and backward pass of a pipeline on real ranks; its timeline.
 
     layers: the number of layers of each stage; a layer is one unit of `work` for the pace. None: one each.
-
-    Raises ValueError if that is not one number for each stage.
     """
     layers = [1] * schedule.n_stages if layers is None else list(layers)
-    if len(layers) != schedule.n_stages:
-        raise ValueError(f"layers={layers} has {len(layers)} numbers for {schedule.n_stages} stages; give one for each")
     return held_up(launch(_flow, schedule.n_ranks, (schedule, layers), pace=pace).timeline)
 
 

@@ -8,10 +8,8 @@ from typing import Any
 
 from course_lib.classroom import questions
 from course_lib.classroom.questions.asking import MakeForm
-from course_lib.classroom.questions.catalog import pages
 from course_lib.classroom.questions.outcome import Feedback, Outcome
-from course_lib.classroom.questions.question import Question, is_for_a_room
-from course_lib.figures import axis
+from course_lib.classroom.questions.question import Question, ask, is_for_a_room
 
 
 @dataclass(frozen=True)
@@ -28,9 +26,8 @@ class CaseQuestion:
 
     def question(self, name: str, seed: int = 0) -> Question:
         about = self.about(seed)
-        page = pages()[name].fill({}, **{**vars(axis), **self.facts(about)})
-        form = self.make_form(page, about)
-        return Question(name, seed, page.text, form, varies=False)  # otherwise one card would change without the others
+        # One card must not change without the others.
+        return ask(name, seed, about, self.make_form, self.facts(about), varies=False)
 
 
 def debrief(question: str, seed: int, until: str, tell: Callable[[], Feedback], anyway: bool = False) -> Feedback:

@@ -133,6 +133,6 @@ def _judge(task: PlanTask, one: Estimate) -> Outcome:
     pictures = (
         memory_by_part(held, one.capacity, title="What lies in the fullest device"),
         step_time_by_part(beside, title="What the time of a step goes into"),
-        plan_map(found(task), title="Every plan, and yours", marked={"your plan": one}),
+        plan_map(found(task), title="Plans, and yours", marked={"your plan": one}),
     )
     return Outcome(True, said, task.rank(one), pictures=pictures)

@@ -100,15 +100,8 @@ class PlanTask:
         return [target.name for target in self.targets if not target.is_reached(one)]
 
     def loosen(self, one: Estimate) -> str:
-        """Sentences about what keeps a plan from its targets, and what would help."""
-        why = explain.why(self.model, one.plan, self.batch, one.memory, self.room, one.step_time.parts)
-        missed = self.missed(one)
-        lost = ["bubble"] if "bubble" in missed else []
-        for link in (link for link in self.waiting if f"waiting for {link}" in missed):
-            waits = {name: flow.exposed for name, flow in one.flows.items() if flow.link == link}
-            lost.append(max(waits, key=lambda name: waits[name]))
-        remedies = [f"Too much of it is {what}: {how}." for what, how in map(explain.LOSSES.__getitem__, lost)]
-        return " ".join([why, *(text for text in remedies if text.partition(": ")[2] not in why)])
+        """Sentences about what binds a plan, and what would help."""
+        return explain.why(one.plan, one.memory, self.room, one.step_time.parts)
 
     def rank(self, one: Estimate) -> str:
         """Compare a plan that reaches its targets with the best that a search finds."""

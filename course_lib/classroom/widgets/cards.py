@@ -15,6 +15,7 @@ The decision is in the student's file before it is run, and shown again when the
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from course_lib.classroom.questions.markup import inline, to_html, to_text
 from course_lib.classroom.questions.outcome import VERDICTS, Feedback
 from course_lib.classroom.questions.question import Question, is_for_a_room
 from course_lib.classroom.widgets import answers
-from course_lib.classroom.widgets.running import Running, attempt, explained, said, shown
+from course_lib.classroom.widgets.running import Running, attempt, beside_this, explained, said, shown
 from course_lib.figures.axis import counted
 from course_lib.planner.spec import V_SHAPED
 
@@ -40,18 +41,7 @@ BELOW = widgets.Layout(width="100%", max_width="52em", order="1")
 DECIDE, RUN, AGAIN = "Commit to this answer", "Run it", "Try another answer"
 HIDE, OTHER = "Hide the answer", "Other numbers"
 
-IN_A_PLAN = {  # labels of the fields to decide
-    "dp": "replicas (dp)",
-    "tp": "tensor ranks (tp)",
-    "pp": "pipeline stages (pp)",
-    "micro_batch": "samples in a micro-batch",
-    "schedule": "schedule",
-    "virtual_stages": "stages on each rank",
-    "zero": "ZeRO stage",
-    "recompute": "recomputation",
-    "sequence_parallel": "sequence parallelism",
-    "precision": "precision",
-}
+IN_A_PLAN: dict[str, str] = json.loads(beside_this("plan.json"))  # labels of the fields to decide
 
 
 class Field(NamedTuple):
@@ -85,7 +75,7 @@ def order_field(form: Ordering) -> Field:
 
 
 def plan_field(form: PlanForm) -> Field:
-    """A drop-down list for each field to decide. Other fields of an answer, from a code cell, are kept."""
+    """A drop-down list for each field to decide."""
     lists = answers.Fields(label="Your plan:", names=IN_A_PLAN, texts=form.choices)
     lists.observe(lambda change: _describe_plan(form, change.owner), "chosen")
     field = Field(lists, "chosen", _plan_written, _plan_in_lists)
@@ -101,7 +91,7 @@ def _plan_written(chosen: dict[str, str]) -> str:
 
 def _plan_in_lists(answer: str) -> dict[str, str]:
     plan = plan_text.parse(answer)
-    return {**plan_text.pairs(answer), **{name: str(getattr(plan, name)) for name in IN_A_PLAN}}
+    return {name: str(getattr(plan, name)) for name in IN_A_PLAN}
 
 
 def _describe_plan(form: PlanForm, lists: answers.Fields) -> None:
@@ -161,7 +151,7 @@ class Card:
         self._ask(questions.load(name, seed))
 
     def _ask(self, question: Question) -> None:
-        self.question, self._known = question, {""}  # texts that were shown here
+        self.question = question
         has_field = not self.poll or isinstance(question.form, FOR_A_ROOM)
         self.field: Any = FIELDS[type(question.form)](question.form) if has_field else None
         self.text.value = _wrap(_heading(question) + to_html(question.text) + ("" if self.field else _listed(question)))
@@ -179,15 +169,13 @@ class Card:
             return
         try:
             self.field.show(self.question.form.read(note.answer))
-            self._known.add(str(note.answer).strip())
         except ValueError:  # an answer of an older edition of the course
             return
-        before = "" if note.right or not self.question.was_right() else "You have found the right answer before."
         if note.what == "committed":
-            self._committed(note.answer, before)
+            self._committed(note.answer)
         elif note.what == "ran":
             words = {True: "It was right.", False: "It was not the one.", None: ""}[note.right]
-            self._say(f"Your answer of {note.when[:10]}. {words} {before}")
+            self._say(f"Your answer of {note.when[:10]}. {words}")
 
     # Actions of the buttons
 
@@ -207,24 +195,16 @@ class Card:
         While the kernel is busy, the browser holds back typed text, but not the click that follows.
         """
         if isinstance(self.question.form, FreeText):
-            self._draft(self.field.widget.value)
+            self.question.keep("drafted", self.field.widget.value)
         if self._step == RUN and not self.poll:
             self._reopen()
             self._try(self._commit)
 
-    def _draft(self, text: str) -> None:
-        """Keep a draft, and say so if another page has written something else meanwhile."""
-        note = self.question.latest()
-        if note and note.answer.strip() not in self._known:
-            self._say(f"Another page has written this meanwhile; both are kept: “{note.answer}”", "alert")
-        self._known |= {text.strip(), note.answer.strip() if note else ""}
-        self.question.keep("drafted", text)
-
-    def _committed(self, answer: Any, before: str = "") -> None:
+    def _committed(self, answer: Any) -> None:
         self._answer = answer
         self.field.widget.disabled = True
         words = self.question.form.words(answer)
-        self._say(f"You have decided: {words}. Now run it, and see what comes of it. {before}")
+        self._say(f"You have decided: {words}. Now run it, and see what comes of it.")
         self._go(RUN)
 
     def _run(self) -> None:

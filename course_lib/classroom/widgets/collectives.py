@@ -19,7 +19,7 @@ from course_lib.figures.exchange import exchange
 def collective_explorer(way: str = "ring all-reduce", ranks: int = 8) -> Explorer:
     """An explorer of collectives with two controls, three sentences and a picture; Play shows moving pieces."""
     controls = [Slider("collective", tuple(WAYS), way), Slider("ranks", RANKS, ranks)]
-    return Explorer(controls, lambda *values: [look(*values)], (440, 0))
+    return Explorer(controls, lambda *values: [look(*values)], (548, 0))
 
 
 def look(way: str, ranks: int) -> View:

@@ -1,4 +1,4 @@
-"""A slider and a switch with names and values that screen readers can read.
+"""A slider with a name and values that screen readers can read.
 
 The sliders of ipywidgets have no name for a screen reader, which also reads the number of an option instead of the
 option. These are the browser's own: label, value in words and keys work without code.
@@ -14,16 +14,12 @@ import traitlets
 from course_lib.classroom.widgets.answers import HERE, Labelled
 
 
-class Control(Labelled):
-    """A control of an explorer. moved: when it was last moved, in milliseconds on the browser's clock."""
-
-    moved = traitlets.Float().tag(sync=True)
-
-
-class Slider(Control):
+class Slider(Labelled):
     """A slider over some options. Dragging changes `value` only at its release.
 
     options: at least one value.  texts: how each is written; by default `str`.
+    last: its state after the last move, and when it was `moved`, in milliseconds on the browser's clock. The move
+        may still be on its way: while the kernel is busy, the browser holds it back, but neither a message nor a click.
 
     Raises ValueError for a value that is not an option.
     """
@@ -34,12 +30,10 @@ class Slider(Control):
 
     def __init__(self, label: str, options: Sequence[Any], value: Any, texts: Sequence[str] | None = None) -> None:
         self.options = tuple(options)
-        if value not in self.options:
-            raise ValueError(
-                f"value={value!r} is not an option of {label!r}; choose from {', '.join(map(str, options))}"
-            )
         written = list(texts) if texts else [str(option) for option in options]
         super().__init__(label=label, texts=written, index=self.options.index(value))
+        self.last: dict[str, Any] = {}
+        self.on_msg(lambda _, state, __: setattr(self, "last", state))
 
     @property
     def value(self) -> Any:
@@ -50,17 +44,5 @@ class Slider(Control):
         self.index = self.options.index(value)
 
 
-class Switch(Control):
-    """A switch that is on or off. text: the meaning of on."""
-
-    _esm = HERE / "switch.js"
-    text = traitlets.Unicode().tag(sync=True)
-    value = traitlets.Bool().tag(sync=True)
-
-    def __init__(self, label: str, value: bool, text: str = "") -> None:
-        super().__init__(label=label, value=value, text=text)
-
-
-def in_words(control: Slider | Switch) -> str:
-    text = control.texts[control.index] if isinstance(control, Slider) else "on" if control.value else "off"
-    return f"{control.label} {text}"
+def in_words(slider: Slider) -> str:
+    return f"{slider.label} {slider.texts[slider.index]}"

@@ -15,6 +15,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from html import escape
 from math import isclose
 from typing import Any, NamedTuple
@@ -40,19 +41,20 @@ AGAIN = "Move a control to go on."
 
 def compared(seconds: float, predicted: float) -> str:
     """The time of an emulated run beside the prediction, in words."""
-    if isclose(seconds, predicted):
-        return EXACTLY
-    off = abs(seconds - predicted)
-    how_much = percent(off / predicted) if off >= 0.01 * predicted else duration(off)
-    return f"{how_much} {'longer' if seconds > predicted else 'shorter'} than predicted"
+    return EXACTLY if isclose(seconds, predicted) else f"{_difference(seconds, predicted)} than predicted"
 
 
 def beside_pinned(seconds: float, pinned: float) -> str:
     """The time of a step beside the pinned one, in words."""
     if isclose(seconds, pinned):
         return "It takes exactly as long as the pinned one"
-    off, how = abs(seconds - pinned), "longer" if seconds > pinned else "shorter"
-    return f"It is {duration(off)} {how} than the pinned one, {percent(off / pinned)}"
+    return f"It is {_difference(seconds, pinned)} than the pinned one"
+
+
+def _difference(seconds: float, other: float) -> str:
+    off = abs(seconds - other)
+    how_much = percent(off / other) if off >= 0.01 * other else duration(off)
+    return f"{how_much} {'longer' if seconds > other else 'shorter'}"
 
 
 class View(NamedTuple):
@@ -89,7 +91,7 @@ class Runs(dict[Any, Any]):
 class Explorer:
     """An explorer as a widget, with its controls; without widgets, as its first pictures.
 
-    controls: each has a `label` and a `value`.
+    controls: sliders.
     look: called with these values; yields ever more complete views.
     heights: pixels reserved for the part above, and for the picture below, so that nothing moves when they grow.
 
@@ -105,7 +107,7 @@ class Explorer:
         self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
         self._places = self.beside, self.below
         self.running, self._stage = Running(), widgets.VBox()
-        self.play, self.pin = Button(self._open_player), Button(self._pin_or_unpin)
+        self.play, self.pin = (Button(partial(self._act, do)) for do in (self._open_player, self._pin_or_unpin))
         self._pinned: tuple[Timeline, str] | None = None  # their setting
         self._before: Timeline | None = None  # the run of the last setting
         self._key = f"explorer-{secrets.token_hex(4)}"
@@ -119,7 +121,7 @@ class Explorer:
             self._try(self.complete)
         self._stored = self._picture()
         for control in self.controls:
-            control.observe(lambda change: self.move(change.owner.moved), ["index", "value"])
+            control.observe(lambda change: self.move(change.owner.last.get("moved", 0.0)), ["index", "value"])
         self.running.observe(lambda _: self.stop(), "stopped")
 
     def move(self, when: float = 0.0) -> None:
@@ -156,6 +158,13 @@ class Explorer:
             self._is_back = False
             self._box.remove_class("course-old")
             self._fail(f"{self.view.sentences if self.view else ''} Stopped. {AGAIN}".strip())
+
+    def _act(self, do: Callable[[], object]) -> None:
+        """Do what a button says, with the setting that was chosen last."""
+        for control in self.controls:
+            if control.last.get("moved", 0.0) > self.running.stopped:
+                control.set_state(control.last)
+        do()
 
     def _open_player(self) -> None:
         """Open a player: of the picture that moves, or of the first run, in place of the picture below."""
@@ -266,7 +275,7 @@ class Explorer:
         left.layout = {"width": scaled(WIDTH - HALF - 4), "max_width": "100%"}  # 4: the margins beside it
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
-        self.below.layout.min_height = scaled(below)
+        self.below.layout.min_height, self.below.layout.margin = scaled(below), "0"
         box = widgets.VBox([widgets.HBox([left, self.beside], layout=layout), self.below, self._stage])
         box.layout.min_height = scaled(above + below)  # a player that needs less does not move what follows
         for place in self._places:

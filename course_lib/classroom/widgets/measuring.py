@@ -13,11 +13,12 @@ from html import escape
 from typing import Any
 
 import ipywidgets as widgets
+from IPython import get_ipython
 
 from course_lib.classroom.questions.outcome import Feedback
 from course_lib.classroom.scenarios.jobs.culprits import ACTS
 from course_lib.classroom.scenarios.jobs.faults import REHEARSAL, Incident, called, listed, placed
-from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Instrument, checkpoints
+from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, checkpoints
 from course_lib.classroom.widgets.answers import Button, Fields
 from course_lib.classroom.widgets.running import Running, attempt, explained, said, shown
 from course_lib.figures.axis import counted
@@ -31,29 +32,23 @@ class Measuring:
     def __init__(self, variant: Incident) -> None:
         self.variant, self._key = variant, f"measuring-{secrets.token_hex(4)}"
         self.running, self.bill, self.found = Running(), widgets.HTML(), widgets.HTML()
-        measure = [
-            Button(partial(self._try, partial(variant.measure, name)), _priced(one))
-            for name, one in INSTRUMENTS.items()
-        ]
+        self.measure = {name: Button(partial(self._try, partial(variant.measure, name))) for name in INSTRUMENTS}
+        self.rehearse, act = (Button(partial(self._try, do)) for do in (self._rehearse, self._act))
+        act.label = "Do it"
         self._suspects = {called(name): name for name in variant.culprits}
         self._acts = {words: name for name, words in listed("acts").items()}
         self.suspect = Fields(label="Rehearse a suspect", names={"suspect": "suspect"})
         self.suspect.texts = {"suspect": list(self._suspects)}
         self.suspect.chosen = {"suspect": next(iter(self._suspects))}
         self.deed = Fields(label="Do something", names={"what": "what", "place": "where", "resume": "from checkpoint"})
-        self.deed.observe(lambda _: self._offer(), "chosen")
+        for fields in (self.suspect, self.deed):
+            fields.observe(lambda _: self._offer(), "chosen")
         self._offer()
-        self._box = widgets.VBox(
-            [
-                widgets.Box(measure, layout=widgets.Layout(flex_flow="row wrap")),
-                self.suspect,
-                Button(partial(self._try, self._rehearse), f"Rehearse it, {counted(REHEARSAL, 'minute')}"),
-                self.deed,
-                Button(partial(self._try, self._act), "Do it"),
-                *(self.running, self.bill, self.found),
-            ]
-        )
-        self._box.add_class("course-live")
+        instruments = widgets.Box(list(self.measure.values()), layout=widgets.Layout(flex_flow="row wrap"))
+        parts = instruments, self.suspect, self.rehearse, self.deed, act, self.running, self.bill, self.found
+        self._box = widgets.VBox(parts).add_class("course-live")
+        if shell := get_ipython():  # other cells measure and act, too
+            shell.events.register("post_run_cell", lambda _: self._offer())
 
     def _places(self, what: str) -> dict[str, Any]:
         return {placed(what, place): place for place in ACTS[what].places(self.variant.story.scene.job)}
@@ -71,6 +66,15 @@ class Measuring:
             self.deed.chosen = kept
         self.deed.off = [*["place"] * (len(texts["place"]) == 1), *["resume"] * (what == "wait")]
         self.deed.said = f"The job stands still for {counted(ACTS[what].minutes, 'minute')}."
+        self._bill()
+
+    def _bill(self) -> None:
+        """Say what is paid since the last act, and what the night has cost so far."""
+        used = self.variant.story.used
+        for name, button in self.measure.items():
+            button.label = _priced(INSTRUMENTS[name].title, INSTRUMENTS[name].minutes, name in used)
+        suspect = self._suspects[self.suspect.chosen["suspect"]]
+        self.rehearse.label = _priced("Rehearse it", REHEARSAL, f"rehearse {suspect}" in used)
         self.bill.value = said(self.variant.bill())
 
     def _rehearse(self) -> Feedback:
@@ -95,7 +99,7 @@ class Measuring:
         self._offer()
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        prices = [f"{name}: {_priced(one)}" for name, one in INSTRUMENTS.items()]
+        prices = [f"{name}: {_priced(one.title, one.minutes)}" for name, one in INSTRUMENTS.items()]
         html = "".join(f"<li>{escape(price)}</li>" for price in prices)
         how = " or ".join(f"<code>{escape(one)}</code>" for one in HOW)
         stored = {
@@ -105,5 +109,5 @@ class Measuring:
         return shown(self._box._repr_mimebundle_(), stored)
 
 
-def _priced(one: Instrument) -> str:
-    return f"{one.title}, {counted(one.minutes, 'minute')}"
+def _priced(what: str, minutes: int, is_paid: bool = False) -> str:
+    return f"{what}, {'paid' if is_paid else counted(minutes, 'minute')}"

@@ -47,11 +47,7 @@ function doing(bars, x) {
 }
 
 function holds(steps, x) {
-  return steps.findLast(([when]) => when <= x + EXACT)?.[1] ?? 0;
-}
-
-function counted(number) {
-  return String(Number(number.toFixed(2)));
+  return Number((steps.findLast(([when]) => when <= x + EXACT)?.[1] ?? 0).toFixed(2));
 }
 
 function size(bytes) {
@@ -155,7 +151,7 @@ function boxes({ held, rows, row, sheet }) {
     for (const { steps, full, text } of parts) {
       const count = holds(steps, x);
       full.setAttribute("width", (BOX * count) / most);
-      text.textContent = counted(count);
+      text.textContent = count;
     }
   };
   return { group, move };
@@ -186,7 +182,7 @@ function words({ bars, rows, held, left, width, length, unit, says = [] }) {
     line.setAttribute("aria-live", isPlaying ? "off" : "polite");
     const ranks = ofRank.map((bars, rank) => {
       const count = holds(held[rank], x);
-      const holding = held[rank].length > 1 ? ` (holds ${counted(count)})` : "";
+      const holding = held[rank].length > 1 ? ` (holds ${count})` : "";
       return part("span", `rank ${rank}: ${doing(bars, x)}${holding}. `);
     });
     const now = says.findLast(([start]) => start <= x + EXACT)?.[1] ?? "";

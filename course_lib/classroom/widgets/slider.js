@@ -19,7 +19,7 @@ function render({ model, el }) {
   };
   slider.addEventListener("input", say);
   slider.addEventListener("change", () => {
-    model.set("moved", Date.now());
+    model.send({ moved: Date.now(), index: Number(slider.value) });
     model.set("index", Number(slider.value));
     model.save_changes();
   });

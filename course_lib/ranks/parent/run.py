@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import inspect
 import io
 import math
 import os
@@ -106,7 +104,7 @@ def _pack(fn: Callable, args: tuple, pace: Pace | None) -> messages.Task:
     try:
         function = _pickled((fn, args))
     except Exception as error:
-        text = f"{_culprit(fn, args)} cannot be sent to other processes ({error})."
+        text = f"The function, an argument or something else that it uses cannot be sent to other processes ({error})."
         advice = "Files, locks, generators and connections stay where they were made: make them inside the function."
         raise errors.RankFailed(text, details=advice) from error
     return messages.Task(function, pace, os.getcwd(), list(sys.path), dict(os.environ))
@@ -129,23 +127,6 @@ def _pickled(value: Any) -> bytes:
     buffer = io.BytesIO()
     _Pickler(buffer).dump(value)
     return buffer.getvalue()
-
-
-def _culprit(fn: Callable, args: tuple) -> str:
-    """The part that cannot be pickled."""
-    parts = {f"args[{index}]": value for index, value in enumerate(args)}
-    with contextlib.suppress(TypeError, ValueError):
-        used = inspect.getclosurevars(fn)
-        variables = {**used.globals, **used.nonlocals}
-        parts |= {f"The variable {name!r}, which the function uses,": value for name, value in variables.items()}
-    culprits = (what for what, value in parts.items() if not _can_travel(value))
-    return next(culprits, "The function, or something that it uses,")
-
-
-def _can_travel(value: Any) -> bool:
-    with contextlib.suppress(Exception):
-        return bool(_pickled(value))
-    return False
 
 
 def _unpack(outcome: messages.RankOutcome, rank: int, monitor: RunMonitor) -> Any:

@@ -41,8 +41,15 @@ def test_the_number_of_plans_is_the_one_that_the_check_allows() -> None:
 
 def test_an_idea_and_a_question_are_read(page: Path) -> None:
     page.write_text(PART + PADDED, encoding="utf-8")
-    idea, ask = words()["split_batch", "padded"]
-    assert (idea, ask) == ("To make shares equal, samples are used twice.", "How much does such a sample count?")
+    said = words()["split_batch", "padded"]
+    assert said == ("To make shares equal, samples are used twice.", "How much does such a sample count?", ())
+
+
+def test_what_is_other_in_a_mistake_is_read_in_pairs_and_over_lines(page: Path) -> None:
+    changes = "- `stop]` → `stop - 1]`\n- ` and more` → nothing\n- `a long one`\n  → `another`\n\n"
+    page.write_text(PART + PADDED.replace("padded\n", f"padded\n{changes}"), encoding="utf-8")
+    places = ("stop]", "stop - 1]", " and more", "", "a long one", "another")
+    assert words()["split_batch", "padded"].places == places
 
 
 @pytest.mark.parametrize(
@@ -52,6 +59,7 @@ def test_an_idea_and_a_question_are_read(page: Path) -> None:
         (PART + PADDED + PADDED, r"L02/checks.md:\d+: '## padded' should be a mistake of its own"),
         (PART + "## padded\nAn idea.\n", r"L02/checks.md:3: '## padded' .* an idea and then a question"),
         (PART + "## padded\nAn idea.\n\nNo question.\n", r"L02/checks.md:3: '## padded'"),
+        (PART + PADDED.replace("padded\n", "padded\n- `old` for `new`\n\n"), r"L02/checks.md:3: '## padded'"),
         ("What?\n", r"L02/checks.md:1: '' should be"),
     ],
 )

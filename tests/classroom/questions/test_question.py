@@ -60,7 +60,6 @@ def test_an_answer_that_cannot_be_kept_is_run_all_the_same(state: Path) -> None:
     question = Question("Q4", 0, "?", Choice((Option("one", partial(Outcome, True, "ran"), "why"),)))
     feedback = question.answer("a")
     assert feedback.right
-    assert "could not be kept" in str(feedback)
     assert question.latest() is None
 
 

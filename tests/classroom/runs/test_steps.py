@@ -23,7 +23,7 @@ def kinds(step: Timeline, rank: int) -> Counter[str]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_step_is_one_forward_one_backward_and_one_update_on_every_rank(world_size: int) -> None:
-    step = training_step(world_size, batch_size=6, repeat=2)
+    step = training_step(world_size, batch_size=6)
     assert step.world_size == world_size
     assert [kinds(step, rank) for rank in range(world_size)] == [
         Counter(forward=1, backward=1, optimizer=1)

@@ -199,16 +199,6 @@ def test_stages_on_a_rank_are_asked_for_only_where_a_schedule_interleaves() -> N
     assert "virtual_stages" not in questions.load("same_plan").commit(card.field.answer)
 
 
-def test_a_plan_written_in_a_cell_is_shown_whole() -> None:
-    written = "dp=4 tp=1 pp=1 micro_batch=2 zero=3 cp=2 shards=4"
-    questions.load("same_plan").answer(written)
-    card = Card("same_plan")
-    assert {name: card.field.widget.chosen[name] for name in ("dp", "zero")} == {"dp": "4", "zero": "3"}
-    press(card.main)
-    assert card._answer == written
-    assert "context 2" in card.status.value
-
-
 def test_a_room_gives_a_plan() -> None:
     card = Card("same_plan", poll=True)
     choose(card, dp="4", tp="2")
@@ -241,17 +231,6 @@ def test_a_card_opened_anew_shows_what_was_decided() -> None:
     third = Card("Q4")
     assert (third.field.answer, third.main.label) == ("b", DECIDE)
     assert "It was right." in third.status.value
-
-
-def test_a_card_opened_anew_says_if_it_was_once_answered_rightly() -> None:
-    for answer in ("b", "a"):
-        questions.load("Q4").answer(answer)
-    before = "You have found the right answer before."
-    assert "It was not the one." in Card("Q4").status.value and before in Card("Q4").status.value
-    questions.load("Q4").commit("c")
-    assert "You have decided: c" in Card("Q4").status.value and before in Card("Q4").status.value
-    questions.load("Q2").commit(["x", "y"])
-    assert before not in Card("Q2").status.value
 
 
 def test_a_kept_answer_that_no_longer_fits_the_question_is_left_alone() -> None:

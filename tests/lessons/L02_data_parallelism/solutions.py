@@ -208,7 +208,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.ring_all_reduce: told(
         one_loop,
-        calls_all_reduce=("`all_reduce` at work", "2 * n - 2", "0", "return tensor", "dist.all_reduce(tensor)"),
+        calls_all_reduce=("a collective at work", "2 * n - 2", "0", "return tensor", "dist.all_reduce(tensor)"),
         multiplies_alone=("sends nothing", "2 * n - 2", "0", "return tensor", "tensor *= n"),
         replaces_list_entries=("The sum does not reach `tensor`", cut, f"[*{cut}]", "own.copy_(", f"chunks[{own}] = ("),
         mixes_chunks=("In round 2 of 2 rank 0 sends a mix of different elements", outgoing, "rank", own, "rank"),

@@ -234,7 +234,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
 WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.reduce_scatter: told(
         scattered,
-        takes_from_the_whole_sum=("`all_reduce` at work", *alone, result, whole_sum),
+        takes_from_the_whole_sum=("a collective at work", *alone, result, whole_sum),
         adds_before_it_waits=("nan in it", *too_early),
         adds_to_the_argument=("changes `tensor`", "pieces[rank].clone()", "pieces[rank]"),
         multiplies_its_own=("sends nothing", *alone, result, "return n * total"),
@@ -247,7 +247,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.all_gather: told(
         gathered,
         adds_up_zeros=(
-            "`all_reduce` at work",
+            "a collective at work",
             "new_empty",
             "new_zeros",
             *alone,

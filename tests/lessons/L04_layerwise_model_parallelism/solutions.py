@@ -140,9 +140,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.split_layers: told(
         split,
         lengths_alone=("is not what it should be", best, f"[len(stage) for stage in {best}]"),
-        what_it_costs=("is not what it should be", best, f"price({best})"),
         last_layer_lost=("is not what it should be", "*cut, len(costs))", "*cut, len(costs) - 1)"),
-        empty_stages=("is not what it should be", best, "[range(len(costs)), *[range(0)] * (n_stages - 1)]"),
         one_stage_more=("is not what it should be", "n_stages - 1", "min(n_stages, len(costs) - 1)"),
         sorts_the_costs=("changes `plans[0][0][0]`", "cuts =", "costs.sort(); cuts ="),
     ),

@@ -53,7 +53,7 @@ def by_devices(pp: int) -> tuple[float, float]:
 CONCLUSIONS = [
     Conclusion(
         "Each holds its own weights, gradients, optimizer state and activations, and together they hold everything "
-        "once.",
+        "once, except for some of what crosses a border.",
         "another model, three ranks",
         lambda: (
             sorted(name for own in launch(gradients, 3).results for name in own)

@@ -53,6 +53,9 @@ def off(own: dict[str, torch.Tensor]) -> float:
     return max((gradient - alone[name]).abs().max().item() for name, gradient in own.items())
 
 
+# Qi et al. 2024, "Zero Bubble Pipeline Parallelism", table 5: models of 1.5, 6.2, 14.6 and 28.3 billion parameters
+PUBLISHED_BUBBLES = {(8, 24): 0.2431, (8, 32): 0.1898, (8, 64): 0.1091, (16, 48): 0.2552, (32, 96): 0.2646}
+
 CONCLUSIONS = [
     Conclusion(
         "The gradients are those of one process, up to rounding.",
@@ -62,13 +65,8 @@ CONCLUSIONS = [
     Conclusion(
         "Filling and draining leave a bubble of $(p-1)/(m+p-1)$: more micro-batches make it smaller, more "
         "stages larger.",
-        "Huang et al. 2019, section 2.3: 8 stages and 32 micro-batches, 0.1795; Qi et al. 2024, table 5: 0.2431 "
-        "with the messages of 8 A100s and 24 micro-batches, 0.1985 with 32",
-        lambda: (
-            round(7 / (32 + 7), 4) == 0.1795
-            and isclose(7 / (24 + 7), 0.2431, abs_tol=0.02)
-            and isclose(7 / (32 + 7), 0.1985, abs_tol=0.02)
-        ),
+        "Qi et al. 2024, table 5, 1F1B with passes and messages as timed on A100s: at most 12% above the formula",
+        lambda: all(1 < bubble * (m + p - 1) / (p - 1) < 1.12 for (p, m), bubble in PUBLISHED_BUBBLES.items()),
     ),
     Conclusion(
         "GPipe and 1F1B have the same bubble. GPipe holds all $m$ micro-batches, 1F1B at most $p$.",

@@ -130,7 +130,7 @@ CONCLUSIONS = [
         lambda: max(end(FP8), end(MXFP8)) < end(None) + 0.1 and end(FP4) - end(None) > 2 * (end(NVFP4) - end(None)),
     ),
     Conclusion(
-        "An H100 multiplies numbers of 8 bits",
+        "times the peak with numbers of 8 bits that it has with 16",
         "data sheets: H100 SXM with 989.4 TFLOP/s in 16 bits and 1,978.9 in 8; A100 has no circuits for 8 bits",
         lambda: [round(Cluster("H100-80GB").spec.peak[name] / 1e12, 1) for name in ("bf16", "fp8")] == [989.4, 1978.9],
     ),

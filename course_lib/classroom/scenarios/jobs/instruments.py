@@ -24,6 +24,7 @@ from course_lib.figures import Picture, gantt, lost_time
 from course_lib.figures.axis import data_size
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import lines_of
+from course_lib.figures.ways_around import ways_around
 from course_lib.ranks import launch
 
 EVENING = 22.0  # o'clock
@@ -118,13 +119,13 @@ def _links(scene: Scene) -> Reading:
     first = [next(rank for rank in range(job.world) if job.node(rank) == node) for node in range(job.nodes)]
     ways = [(first[node], first[(node + 1) % job.nodes]) for node in range(job.nodes)]
     spans = launch(_send, job.world, (ways,), pace=job.pace).timeline.spans
-    facts = {}
+    facts, times = {}, []
     for source, target in ways:
         received = (span for span in spans if (span.rank, span.name, span.kind) == (target, "recv", "transfer"))
-        seconds = sum(span.duration for span in received)
-        rate = f"{MESSAGE / seconds / 1e6:.2f} MB a second" if seconds < job.patience else "no answer"
+        times.append(sum(span.duration for span in received))
+        rate = f"{MESSAGE / times[-1] / 1e6:.2f} MB a second" if times[-1] < job.patience else "no answer"
         facts[f"node {job.node(source)} to node {job.node(target)}"] = rate
-    return Reading(facts)
+    return Reading(facts, (ways_around(times, list(facts.values())),))
 
 
 def _send(rank: int, ways: list[tuple[int, int]]) -> None:
