@@ -160,6 +160,7 @@ class Chart:
     """Panels below each other, or side by side with equal widths.
 
     legend: the look of each name, in order; None is the thin line.
+    has_crosshair: whether the mouse shows the values of all curves at one x.
     """
 
     panels: Sequence[Panel]
@@ -168,3 +169,4 @@ class Chart:
     width: int
     legend: Mapping[str, Look] = field(default_factory=dict)
     is_row: bool = False
+    has_crosshair: bool = False

@@ -53,6 +53,7 @@ def figure(chart: charts.Chart) -> Data:
         "grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.3},
         # At the bottom of the figure; plotly makes room for as many rows as it takes.
         "legend": {"traceorder": "normal", "orientation": "h", "itemsizing": "constant", **BOTTOM},
+        "hovermode": "x unified" if chart.has_crosshair else "closest",
     }
     return json.loads(json.dumps({"data": data, "layout": layout}), parse_float=_rounded)
 

@@ -50,7 +50,7 @@ class PlacedSpan(NamedTuple):
 
 
 LANE, GHOST = 5.0, 4.0  # pixels under a rank's bars, for its background and for those of another run
-ROOM, LEAST, GAP = 184.0, 12.0, 3.0  # pixels: for all ranks, if they can have it; of a bar at least; between ranks
+ROOM, LEAST, GAP = 184.0, 11.0, 3.0  # pixels: for all ranks, if they can have it; of a bar at least; between ranks
 MOST = {False: 31.0, True: 46.0}  # for one rank, by whether few take as much room as many
 
 

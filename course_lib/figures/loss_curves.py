@@ -39,7 +39,7 @@ def loss_curves(
         if curve
     ]
     panel = Panel(across, up, lines, height=180.0)
-    chart = Chart([panel], {"measured"}, title, width, looks)
+    chart = Chart([panel], {"measured"}, title, width, looks, has_crosshair=True)
     return Picture.of(chart, _summary(curves, steps), _rows(curves, steps))
 
 

@@ -76,11 +76,8 @@ def _view(view: Any, key: str, number: Callable[[str], int]) -> dict[str, Any]:
 def _measuring(one: Any, key: str) -> Gathered:
     """An explorer of its instruments: what each of them reads at first."""
     texts = [f"{name}: {tool.minutes} min" for name, tool in INSTRUMENTS.items()]
-    read = [one.variant.measure(name).inline(key) for name in INSTRUMENTS]
-    packs = {
-        f"{key}-{n}": {"texts": [UNPAID, text], "views": {n: {"says": 0, "pictures": [1]}}}
-        for n, text in enumerate(read)
-    }
+    read, view = [one.variant.measure(name).inline(key) for name in INSTRUMENTS], {"says": 0, "pictures": [1]}
+    packs = {f"{key}-{n}": {"texts": [UNPAID, text], "views": {n: view}} for n, text in enumerate(read)}
     control = {"part": "slider", "label": "instrument", "texts": texts, "index": 0}
     return {"kind": "explorer", "controls": [control]}, packs
 

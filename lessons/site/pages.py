@@ -95,15 +95,13 @@ class Site:
 
     def render(self, page: Page) -> None:
         """Fill in the page's body, description and sections."""
-        is_text = [cell.cell_type == "markdown" for cell in page.cells]
-        texts = [cell.source if is_text[n] else f"<!--cell {n}-->" for n, cell in enumerate(page.cells)]
+        texts = [c.source if c.cell_type == "markdown" else f"<!--cell {n}-->" for n, c in enumerate(page.cells)]
         parser = markdown()
         tokens = parser.parse("\n\n".join(texts))
         self._link(page, tokens)
         html = parser.renderer.render(tokens, parser.options, {})
         _outline(page, tokens)
-        for wide in ("<table>", "<pre>"):  # it scrolls on a phone
-            html = html.replace(wide, f'{wide[:-1]} tabindex="0">')
+        html = re.sub("<(table|pre)>", r'<\1 tabindex="0">', html)  # it scrolls on a phone
         html = html.replace("<th></th>", "<td></td>")  # an empty corner is no heading
         html = PLACE.sub(lambda found: self._cell(page, int(found[1])), html)
         glyphs = {found[1]: found[0] for found in GLYPH.finditer(html)}  # each once, for all formulas

@@ -1,11 +1,12 @@
 """The pages for the web in a real browser: alive without a kernel, from a server and from a disk, and for everybody.
 
-The first page is the course's own, the second a small one with one of each widget. A request that leads elsewhere, an
-error in the console or a violation that axe finds fails a test.
+The first pages are the course's own, the last is a small one with one of each widget. A request that leads elsewhere,
+an error in the console or a violation that axe finds fails a test.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from playwright.sync_api import BrowserContext, Locator, Page, expect
 from lessons.site import build, packs, pages
 from lessons.site.widgets import Widget
 
+REAL = ("00_start_here.html", "01_one_machine_is_not_enough.html")  # two lessons of the course, as they are
 LESSON = "04_layerwise_model_parallelism.html"  # the map leads there
 EXPLORER = """
 from course_lib import Pace
@@ -63,10 +65,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     page.widgets[len(cells) - 1] = Widget(ORDER, "Question('Q8', 0, 'In which order?', order)", "Q8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packs, "CACHE", made / "cache")
-        for one in page.widgets.values():
-            packs.CACHE.mkdir(exist_ok=True)
+        packs.CACHE.mkdir()
+        home, *lessons = itertools.islice(pages.pages(), 1 + len(REAL))
+        assert [one.address for one in lessons] == list(REAL)
+        for one in [one for each in (*lessons, page) for one in each.widgets.values()]:
             packs.gather(one)
-        build.build(made, [next(pages.pages()), page])
+        build.build(made, [home, *lessons, page])
     return made
 
 
@@ -146,9 +150,26 @@ def answer_all(page: Page) -> None:
     answer(order, "Right. You answered: F0 → B0 → F1")
 
 
+def use_everything(page: Page) -> None:
+    """Move every control of a page, play what plays, and answer every choice."""
+    for one in page.locator(".live").all():
+        one.scroll_into_view_if_needed()
+        expect(one.locator(".course-live, .course-player, .js-plotly-plot").first).to_be_visible()
+        for slider in one.get_by_role("slider").all():
+            was, text = slider.input_value(), one.inner_text()
+            slider.press("ArrowLeft" if was == slider.get_attribute("max") else "ArrowRight")
+            expect(slider).not_to_have_value(was)
+            expect(one).not_to_have_text(text)
+        for play in one.get_by_role("button", name="Play").all():
+            play.click()
+        for option in one.get_by_role("radio").all():
+            option.check()
+            answer(one, "You answered: ")
+
+
 def for_everybody(page: Page, address: str) -> None:
     """No flaw that axe finds, in light and dark, and no page wider than a phone."""
-    for name in ("index.html", LESSON):
+    for name in ("index.html", *REAL, LESSON):
         page.goto(f"{address}/{name}")
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
@@ -173,6 +194,9 @@ def test_a_walk_through_the_site(page: Page, served: str) -> None:
     expect(idea).to_contain_text("2 of 3 answered")
     idea.get_by_role("link", name="Q6").press("Enter")
     expect(page.locator("#Q6")).to_be_in_viewport()
+    for name in REAL:
+        page.goto(f"{served}/{name}")
+        use_everything(page)
     for_everybody(page, served)
 
 
@@ -180,8 +204,10 @@ def test_the_same_from_a_disk(page: Page, folder: Path) -> None:
     page.goto(f"{folder.as_uri()}/{LESSON}")
     alive(page, " >> nth=0").get_by_role("slider", name="stages").press("ArrowRight")
     expect(page.locator(".live p[role=status]").first).to_contain_text("3 stages")
-    page.get_by_role("searchbox").fill("polite")
-    expect(page.locator("#hits a")).to_have_count(1)
+    page.get_by_role("searchbox").fill("Each waits")
+    expect(page.locator("#hits a", has_text="Two polite ranks").last).to_be_visible()
+    page.goto(f"{folder.as_uri()}/{REAL[1]}")
+    use_everything(page)
 
 
 def test_first_paint_is_small(folder: Path) -> None:

@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from course_lib import launch
 from course_lib.classroom.checks import part
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.ranks.parent.monitor import _TimeTaken
-from lessons.L02_data_parallelism import checks_averaging as averaging
 from lessons.L03_sharded_data_parallelism import checks as sharding
 from tests.classroom.checks import test_examine as e
 from tests.lessons.parts import checks
@@ -46,22 +44,11 @@ def loops(block: Callable, x: Tensor) -> Any:
     return all(itertools.repeat(True))  # one line, so that the verdict names it
 
 
-def counts_shares_alike(model: nn.Module, samples: int) -> None:
-    for gradient in averaging.gradients(model):
-        dist.all_reduce(gradient)
-        gradient /= dist.get_world_size()
-
-
-not_recorded = next(one.program for one in checks.recompute.mistakes if one.program.__name__ == "not_recorded")
-
 # A part that takes long, and ways in which a run can end: right, wrong, told by the trace, by a hang, by a time limit.
 PROGRAMS: dict[Callable[..., Any], tuple[Exercise, str]] = {
     sharding.trained: (checks.train_sharded, "Right in all"),
-    counts_shares_alike: (checks.average_gradients, "How much does one sample count"),
     e.buffer_of_wrong_dtype: (checks.ring_all_reduce, "the dtype of what arrives"),
     e.sends_first: (checks.ring_all_reduce, "somebody must receive first"),
-    e.does_not_wait: (checks.ring_all_reduce, "Keep the handle that it returns and call its wait()"),
-    not_recorded: (checks.recompute, "What you go back from was not recorded."),
     loops: (checks.recompute, "perhaps a loop never ends"),
 }
 

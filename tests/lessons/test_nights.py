@@ -238,7 +238,7 @@ def test_innocent_nights_differ_by_more_than_culprits_change_them(room: str) -> 
 def test_no_fingerprint_tells_the_culprit() -> None:
     """In the case that once gave away the most; two deviations more than in `bench scenarios`, for fewer nights."""
     case = scenarios.CASES["S08_two_clusters"]
-    nights = [case.variant(seed) for seed in range(12)]
+    nights = [case.variant(seed) for seed in range(6)]
     right = sum(
         guessers.by_fingerprint(one, [other for other in nights if other != one]) == one._drawn[0].name
         for one in nights

@@ -59,9 +59,9 @@ def kept(recompute: str) -> float:
 
 CONCLUSIONS = [
     Conclusion(
-        "the ring's line climbs fastest: it takes $2(N-1)$ steps, and whatever halves the distance takes $2\\log_2 N$. "
-        "On the right, where bytes count, most lines come close to each other: each rank sends about twice the tensor, "
-        "and no way sends less.",
+        "the ring takes longer and longer: it has $2(N-1)$ steps, and whatever halves the distance has $2\\log_2 N$. "
+        "In the lower half, where bytes count, most times come close to each other: each rank sends about twice the "
+        "tensor, and no way sends less.",
         "the planner's links: 10 kB and 10 GB over 1,024 network cards",
         lambda: (
             ring_seconds("all_reduce", 1e4, 1024, CARD) > 20 * tree_seconds(1e4, 1024, CARD)
