@@ -186,7 +186,7 @@ def test_a_walk_through_the_site(page: Page, served: str) -> None:
     page.reload()
     expect(alive(page, "#Q6").get_by_role("status")).to_have_text("You have answered this before.")
     page.get_by_role("searchbox").fill("polite ranks")
-    page.locator("#hits").get_by_role("link", name="Two polite ranks").click()
+    page.locator("#hits").get_by_role("link", name="A small lesson: Two polite ranks").click()
     expect(page.get_by_role("heading", name="Two polite ranks")).to_be_in_viewport()
     page.get_by_role("link", name="What leads to what").click()
     idea = page.locator("[data-asks~=Q6]")

@@ -59,7 +59,8 @@ def kept(recompute: str) -> float:
 
 CONCLUSIONS = [
     Conclusion(
-        "the ring takes longer and longer: it has $2(N-1)$ steps, and whatever halves the distance has $2\\log_2 N$. "
+        "In the upper half, where latency counts, the ring takes longer and longer: it has $2(N-1)$ steps, and "
+        "whatever halves the distance has $2\\log_2 N$. "
         "In the lower half, where bytes count, most times come close to each other: each rank sends about twice the "
         "tensor, and no way sends less.",
         "the planner's links: 10 kB and 10 GB over 1,024 network cards",
