@@ -51,4 +51,6 @@ def assets(folder: Path) -> None:
         script += f"(() => {{\n{module.replace('export default', f'course.parts.{part} =')}\n}})();\n"
     (folder / "site.js").write_text(f"{script}course.start();\n", encoding="utf-8")
     styles = [f".live, .course-player {{ {ROOMY} }}", *(file.read_text(encoding="utf-8") for file in STYLES)]
+    lab = (ROOT / "lessons" / "jupyterlab" / "custom" / "custom.css").read_text(encoding="utf-8")
+    styles += [line for line in lab.splitlines() if line.startswith(".js-plotly-plot")]  # charts in the page's colors
     (folder / "site.css").write_text("\n".join(styles), encoding="utf-8")
