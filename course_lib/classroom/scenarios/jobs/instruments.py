@@ -176,7 +176,7 @@ def _samples(scene: Scene) -> Reading:
 
 
 def _recorder(scene: Scene) -> Reading:
-    calls = scene.night.hung or tuple(Call("none", 0, 0, "all ranks move on") for _ in range(scene.job.world))
+    calls = scene.night.hung or tuple(Call("none", 0, 0, "no line, as it moves on") for _ in range(scene.job.world))
     said = (f"{one.name}, number {one.number}, {data_size(one.bytes)}; stands at {one.line}" for one in calls)
     return Reading(dict(zip(_ranks(scene.job), said, strict=True)))
 
