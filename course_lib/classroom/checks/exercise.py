@@ -1,10 +1,10 @@
 """An exercise part that checks: called with a student's function, it gives the verdict, in the same steps for each.
 
-do the arguments fit?  ->  each case on real ranks  ->  the price, beside that of the right solution
-                              |             |
-                        an error:     values that differ from the right solution's:
-                        which one?    which wrong solution has the same?
-                                      if none has: a general sentence, expected and got
+each case on real ranks  ->  the price, beside that of the right solution
+   |             |
+an error:     values that differ from the right solution's:
+which one?    which wrong solution has the same?
+              if none has: a general sentence, expected and got
 """
 
 from __future__ import annotations
@@ -117,9 +117,8 @@ def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[
     failing = (one for one in exercise.mistakes if one.fails and cause)
     if mistakes := [one for one in failing if _fails_alike(exercise, case, one, error)]:
         return _named(Verdict(exercise.name, "idea", "", facts=facts), mistakes)
-    if {"threading", "Thread", "ThreadPoolExecutor"}.intersection(
-        getattr(getattr(fn, "__code__", None), "co_names", ())
-    ):
+    used = getattr(getattr(fn, "__code__", None), "co_names", ())
+    if {"threading", "Thread", "ThreadPoolExecutor"}.intersection(used):
         return Verdict(exercise.name, "idea", TEXTS["thread"], facts=facts)
     if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
         return Verdict(exercise.name, "idea", error.details, facts=facts)
