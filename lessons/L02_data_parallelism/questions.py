@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -140,14 +140,19 @@ def _run_in(workers: int, order: tuple[str, ...]) -> Outcome:
         replicas = launch(follow, workers, (order, workers, STEPS_IN_ORDER)).results
     except RankFailed as error:
         return Outcome(False, why="needs", found={"error": error.__cause__})
-    (alone,) = launch(follow, 1, (SOLUTION, workers, STEPS_IN_ORDER)).results
-    wrong = _what_is_wrong(order, replicas, alone)
+    wrong = _what_is_wrong(order, replicas, _alone(workers))
     shown = (1, STEPS_IN_ORDER // 2, STEPS_IN_ORDER)
     drift = {n: distance([history[n - 1] for history in replicas], replicas[0][n - 1]) for n in shown}
     apart = ", ".join(f"{far:.2g} after step {n}" for n, far in drift.items())
     emulated = launch(follow, workers, (order, workers, 2), pace=FEW_SECONDS)
     picture = gantt(emulated.timeline, title="Two steps in this order")
     return Outcome(not wrong, why=wrong, found={"apart": apart}, pictures=(picture,))
+
+
+@cache
+def _alone(workers: int) -> Tensor:
+    """The weights after every step of one process with the whole minibatch."""
+    return launch(follow, 1, (SOLUTION, workers, STEPS_IN_ORDER)).results[0]
 
 
 def _what_is_wrong(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> str:
