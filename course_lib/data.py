@@ -87,7 +87,8 @@ def minibatches(problems: Sequence[Problem], batch_size: int, seed: int = 0) -> 
     generator = torch.Generator().manual_seed(seed)
     while True:
         drawn = torch.randint(len(problems), (batch_size,), generator=generator, device="cpu")
-        yield examples([problems[place] for place in drawn.tolist()])
+        inputs, targets = examples([problems[place] for place in drawn.tolist()])
+        yield inputs.contiguous(), targets
 
 
 def answer_loss(logits: Tensor, targets: Tensor) -> Tensor:
