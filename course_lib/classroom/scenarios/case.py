@@ -1,4 +1,4 @@
-"""The base of all cases: questions that share a seed, and a debrief that waits for the right answer."""
+"""The questions of a case, which share a seed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.classroom import questions
 from course_lib.classroom.questions.asking import MakeForm
-from course_lib.classroom.questions.outcome import Feedback, Outcome
-from course_lib.classroom.questions.question import Question, ask, is_for_a_room
+from course_lib.classroom.questions.question import Question, ask
 
 
 @dataclass(frozen=True)
@@ -28,10 +26,3 @@ class CaseQuestion:
         about = self.about(seed)
         # One card must not change without the others.
         return ask(name, seed, about, self.make_form, self.facts(about), varies=False)
-
-
-def debrief(question: str, seed: int, until: str, tell: Callable[[], Feedback], anyway: bool = False) -> Feedback:
-    """Tell the debrief once the question was answered right, in a room, or `anyway`. until: the step before it."""
-    if anyway or is_for_a_room() or questions.load(question, seed).was_right():
-        return tell()
-    return Feedback("", Outcome(None, f"First {until}."), title="There is no debrief yet.")
