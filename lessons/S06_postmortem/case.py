@@ -16,7 +16,7 @@ CASE = Incident(
 )
 FASTER, MEMORY = 1.2, 16e6  # of the redesign: times as fast, at least; bytes of a device, at most
 STEPS = 10_000
-HEAD = "replicas x stages, micro-batches   a step   busy   memory   of twice the layers     sent   device-hours"
+HEAD = "plan       seconds  busy  MB held  doubled  MB sent  device-hours"
 
 
 def redesign(dp: int = 2, pp: int = 4, micro_batches: int = 4) -> Feedback:
@@ -32,12 +32,12 @@ def redesign(dp: int = 2, pp: int = 4, micro_batches: int = 4) -> Feedback:
     right = faster >= FASTER and max(plan.memory) <= MEMORY
     journal.record("ran", "S6_redesign", 0, [dp, pp, micro_batches], right)
     designs = (tuple(note.answer) for note in journal.notes() if note.question == "S6_redesign")
-    tried = [was, *(_planned(*design) for design in dict.fromkeys(designs))]
+    tried = dict.fromkeys([(was.dp, was.pp, was.micro_batches), *designs])
     said = (
         f"Yours is {faster:.2f} times as fast as it was, and its fullest device needs {max(plan.memory) / 1e6:.1f} MB "
         f"of {MEMORY / 1e6:.0f}. All learn the same, from the same samples. Times are emulated, memory is modelled."
     )
-    table = "\n".join([HEAD, *map(_row, tried)])
+    table = "\n".join([HEAD, *(_row(_planned(*design)) for design in tried)])
     pictures = (gantt(after, before, title="Yours, and how it was"),)
     return Feedback(_called(plan), Outcome(right, f"{said}\n\n```\n{table}\n```", pictures=pictures))
 
@@ -51,11 +51,11 @@ def _called(plan: Job) -> str:
 
 
 def _row(plan: Job) -> str:
-    """A plan's price and effect. sent: by the device that sends the most, in a step."""
+    """A plan's price and effect: a step, and the device that holds the most and the one that sends the most."""
     line, memory = step(plan.clocked(0)).timeline, max(plan.memory) / 1e6
     sent = max(map(line.bytes_sent, range(plan.world))) / 1e6
     hours = STEPS * line.makespan * plan.world / 3600
     return (
-        f"{_called(plan):32} {line.makespan:6.1f} s {1 - line.idle_fraction():6.0%} {memory:5.1f} MB "
-        f"{2 * memory:18.1f} MB {sent:5.1f} MB {hours:14,.0f}"
+        f"{_called(plan):10}{line.makespan:8.1f}{1 - line.idle_fraction():6.0%}{memory:9.1f}"
+        f"{2 * memory:9.1f}{sent:9.1f}{hours:14,.0f}"
     )

@@ -52,7 +52,9 @@ gantt(step(CASE.healthy.clocked(0)).timeline, title="Two replicas of four stages
 # Design the next run. The work stays the same: 64 samples, 16 layers, eight devices of 16 MB. A step should be at least
 # 1.2 times as fast. Each pass of a layer takes as long as half a sample more than its samples do, however few they are.
 # Write down a plan that you believe in, then run it. Change the numbers and run the cell again: the table keeps all
-# that you have tried.
+# that you have tried. Its plans are replicas x stages, micro-batches. Its bytes are those of the device that holds the
+# most (*doubled*: with twice the layers) and of the one that sends the most, and its device-hours those of ten thousand
+# steps.
 
 # %%
 from lessons.S06_postmortem.case import redesign
@@ -62,7 +64,7 @@ redesign(dp=2, pp=4, micro_batches=4)
 # %% [markdown]
 # More than one plan will do, and each has its price. Compare at least three before you recommend one:
 #
-# - Which is the cheapest one that fits? The device-hours are those of ten thousand steps.
+# - Which is the cheapest one that fits?
 # - Which would you take if the next model may have twice the layers, and what do you pay for that today?
 # - In which are devices the busiest, and why is it not the fastest?
 #

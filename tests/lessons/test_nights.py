@@ -293,7 +293,7 @@ def test_redesigns_are_compared_with_each_other() -> None:
     assert redesign(2, 4, 16).right
     rows = redesign(4, 2, 4).outcome.happened.split("```")[1].strip().splitlines()[1:]
     assert [row[:10].strip() for row in rows] == ["2 x 4, 4", "1 x 8, 64", "8 x 1, 1", "2 x 4, 16", "4 x 2, 4"]
-    numbers = [list(map(float, re.findall(r"[\d.]+", row.partition(", ")[2])))[1:] for row in rows]
+    numbers = [list(map(float, re.findall(r"[\d.]+", row[10:]))) for row in rows]
     time, busy, _, doubled, sent, hours = zip(*numbers[1:], strict=True)
     assert hours[3] < hours[2] < hours[0] and doubled[2] < 16 < doubled[3] and sent[2] < sent[3]
     assert busy[0] > busy[3] and time[0] > time[3]
