@@ -1,8 +1,8 @@
 """What tells the culprit of a night: its form, a fingerprint, elimination, or the rules of the debrief?
 
-Each guesser sees what a student sees, of 40 nights of each case or more. The first three name a culprit of the right kind (it
-is slow, it learns less, it hangs), which the curves tell anybody; they may be right as often as chance, and ten nights
-in a hundred more. The last one measures and acts by the rules of the debrief, and pays what that costs.
+Each guesser sees what a student sees, of 40 nights of each case or more. The first three name a culprit of the right
+kind (it is slow, it learns less, it hangs), which the curves tell anybody; they may be right as often as chance, and
+ten nights in a hundred more. The last one measures and acts by the rules of the debrief, and pays what that costs.
 """
 
 from __future__ import annotations
