@@ -40,7 +40,7 @@ case.debrief()
 # %% [markdown]
 # ## 3. Why were the devices idle?
 #
-# This is a step of the run while all was well.
+# This is a step of such a run while all was well, with 64 samples.
 
 # %%
 from course_lib.classroom.scenarios.jobs.step import step
@@ -49,8 +49,9 @@ from course_lib.figures import gantt
 gantt(step(CASE.healthy.clocked(0)).timeline, title="Two replicas of four stages, four micro-batches each")
 
 # %% [markdown]
-# Design the next run. The work stays the same: 64 samples, 16 layers, eight devices of 16 MB. A step should be at least
-# 1.2 times as fast. Each pass of a layer takes as long as half a sample more than its samples do, however few they are.
+# Design the next run. It has the same work, 64 samples and 16 layers, and gets eight devices of 16 MB. A step should be
+# at least 1.2 times as fast. Each pass of a layer takes as long as half a sample more than its samples do, however few
+# they are.
 # Write down a plan that you believe in, then run it. Change the numbers and run the cell again: the table keeps all
 # that you have tried. Its plans are replicas x stages, micro-batches. Its bytes are those of the device that holds the
 # most (*doubled*: with twice the layers) and of the one that sends the most, and its device-hours those of ten thousand

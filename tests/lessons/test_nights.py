@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -47,7 +48,8 @@ def own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def by_hand(rank: int, batches: Sequence[Sequence[Tensor]], fault: str) -> tuple[list[float], Tensor]:
     """Train as the docs of PyTorch say, with a slip: the losses of this rank, and its weights."""
     model = TinyGPT(SMALL)
-    master = torch.nn.Parameter(parameters_to_vector(model.parameters()).detach().clone())
+    kept = torch.bfloat16 if fault == "kept" else torch.float32
+    master = torch.nn.Parameter(parameters_to_vector(model.parameters()).detach().to(kept, copy=True))
     optimizer = torch.optim.AdamW([master], lr=3e-3, betas=(0.9, 0.99))
     node = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1], use_local_synchronization=True)
     losses = []
@@ -66,9 +68,9 @@ def by_hand(rank: int, batches: Sequence[Sequence[Tensor]], fault: str) -> tuple
         if fault != "none":
             dist.all_reduce(sent, group=node if fault == "node" else None)
             sent /= 2 if fault == "node" else RANKS
-        master.grad = sent / 1024
+        master.grad = (sent / 1024).to(kept)
         optimizer.step()
-    return losses, master.detach()
+    return losses, master.detach().float()
 
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -77,6 +79,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "node": {"together": "node"},
     "same": {"order": "same"},
     "corrupt": {"corrupt": 1},
+    "kept": {"master_weights": False},
 }
 
 
@@ -84,6 +87,8 @@ FAULTS: dict[str, dict[str, Any]] = {
 def test_a_job_learns_what_a_faulty_program_learns(fault: str) -> None:
     job = SMALLER.but(fixed=1024.0, **FAULTS[fault])
     state, losses = training.begin(), []
+    if fault == "kept":
+        state = replace(state, weights=state.weights.bfloat16().float())
     for number in range(STEPS):
         state, learned = training.advance(state, job, number)
         losses.append(learned.loss)
@@ -94,6 +99,13 @@ def test_a_job_learns_what_a_faulty_program_learns(fault: str) -> None:
     for own, (_, weights) in zip(state.rows(RANKS).weights, ranks, strict=True):
         assert (own - weights).norm() < 1e-3 * weights.norm()
     assert len(state.weights) == {"none": RANKS, "node": 2}.get(fault, 1)
+
+
+def test_sums_in_16_bits_overflow_where_each_gradient_fits() -> None:
+    for sums, is_skipped in ((torch.float32, False), (torch.float16, True)):
+        _, learned = training.advance(training.begin(), SMALLER.but(sums=sums, fixed=2.0**15), 0)
+        assert max(learned.own) < float("inf")
+        assert learned.is_skipped is is_skipped
 
 
 def test_a_minibatch_is_split_over_the_replicas_that_there_are() -> None:

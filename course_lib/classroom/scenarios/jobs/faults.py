@@ -136,7 +136,7 @@ class Incident:
     def planned(self) -> Job:
         """The job of this night: another minibatch, learning rate, loss scale, devices and links."""
         random, link = Random(f"planned {self.name} {self.seed}"), self.healthy.between
-        samples, longer = random.choice((64, 96, 128)), random.uniform(0.8, 2.4)
+        samples, longer = random.choice((64, 96, 128)), random.uniform(0.6, 1.8)
         return self.healthy.but(
             seed=self.seed,
             samples=samples,
