@@ -10,8 +10,8 @@ from typing import Any
 from course_lib.classroom.questions.asking import MakeForm, choice, number, open_case, plan
 from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.questions.question import CaseQuestion
 from course_lib.classroom.questions.units import BYTES, SECONDS, SHARE, TIMES, Quantity
-from course_lib.classroom.scenarios.case import CaseQuestion
 from course_lib.classroom.scenarios.targets import machine
 from course_lib.figures import step_time_by_part
 from course_lib.figures.axis import duration

@@ -22,8 +22,7 @@ from course_lib.classroom.questions.asking import choice, each, open_case, plan
 from course_lib.classroom.questions.catalog import case_of
 from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Feedback, Outcome
-from course_lib.classroom.questions.question import is_for_a_room
-from course_lib.classroom.scenarios.case import CaseQuestion
+from course_lib.classroom.questions.question import CaseQuestion, is_for_a_room
 from course_lib.classroom.scenarios.targets import PlanTask, brief, found, machine, reaching
 from course_lib.figures import devices, memory_by_part, plan_map, step_time_by_part
 from course_lib.planner import Estimate, estimate
