@@ -272,12 +272,12 @@ def test_every_culprit_act_and_setting_has_its_words() -> None:
     assert {name for one in CULPRITS.values() for name in one.told} <= set(INSTRUMENTS)
 
 
-@pytest.mark.parametrize(("room", "seed"), [("S02_night_call", 4), ("S06_postmortem", 1)])
+@pytest.mark.parametrize(("room", "seed"), [("S02_night_call", 3), ("S06_postmortem", 1)])
 def test_the_rules_of_the_debrief_find_it_mend_it_and_pay_par(room: str, seed: int) -> None:
     """Two culprits in one night, and one that bends no curve; `bench scenarios` plays 40 nights of each case."""
     right, cost, par = guessers.play(scenarios.CASES[room].variant(seed))
     assert right
-    assert abs(cost - par) <= guessers.CLOSE
+    assert 0 <= cost - par <= guessers.CLOSE
 
 
 def test_a_night_is_measured_mended_and_paid_for() -> None:
