@@ -98,8 +98,13 @@ def chance(nights: Sequence[Incident]) -> float:
 
 def facts(night: Incident, name: str) -> list[str]:
     """The readings of an instrument, in the order of ranks, replicas or nodes."""
-    said = night.measure(name).outcome.happened
-    return [line.split(": ", 1)[1] for line in re.split(r"(?:^|\n)- ", said)[1:]]
+    return list(readings(night, name).values())
+
+
+def readings(night: Incident, name: str) -> dict[str, str]:
+    """The table of an instrument's last picture."""
+    rows = night.measure(name).outcome.pictures[-1].rows
+    return {str(where): str(said) for where, said in (row.values() for row in rows)}
 
 
 def numbers(text: str) -> list[float]:
@@ -134,7 +139,7 @@ def shared(night: Incident, is_bad: Sequence[bool]) -> int:
 
 def of_time(night: Incident) -> tuple[str, Any] | None:
     planned, job = night.planned, night.planned
-    if planned.tp > 1 and "rank 1 (node 1" in str(night.measure("profile")):
+    if planned.tp > 1 and "rank 1 (node 1" in str(readings(night, "profile")):
         return "setting", "in_turn"
     profile = facts(night, "profile")
     reads, computes, _ = zip(*(numbers(fact)[:3] for fact in profile), strict=True)
@@ -203,9 +208,10 @@ def follows(read: str) -> bool:
 
 def best(night: Incident) -> int:
     """The checkpoint with the lowest loss, of those whose replicas are equal."""
-    said = night.measure("checkpoints").outcome.happened
-    found = re.findall(r"checkpoint (\d+): held-out loss ([\d.]+), replicas equal", said)
-    return int(min(found, key=lambda one: float(one[1]))[0])
+    read = {
+        name: fact for name, fact in readings(night, "checkpoints").items() if "equal" in fact and "nan" not in fact
+    }
+    return int(min(read, key=lambda name: numbers(read[name])[0]).split()[1])
 
 
 def play(night: Incident) -> tuple[bool, int, int]:

@@ -114,5 +114,6 @@ def the_last_call_is_asked(page: Page, desk: Locator) -> None:
     expect(paid).to_be_visible(timeout=RUN)
     ready(paid)
     focused(paid)
-    expect(desk).to_contain_text("rank 0 (node 0, device 0): none", timeout=RUN)
+    last_calls = desk.get_by_role("img", name=re.compile("different call"))
+    expect(last_calls.get_by_text("none, number 0")).to_be_visible(timeout=RUN)
     expect(desk.get_by_role("status").last).to_contain_text("after 0 changes and 1 measurement")

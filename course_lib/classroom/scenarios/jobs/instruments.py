@@ -6,11 +6,12 @@ Every reading has the same facts in the same order, whatever the fault, so only 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf, isfinite
-from typing import NamedTuple
+from math import inf, isfinite, log2
+from textwrap import shorten
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,18 +19,25 @@ import torch.distributed as dist
 from course_lib import data
 from course_lib.classroom.scenarios.jobs import training
 from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, Job
-from course_lib.classroom.scenarios.jobs.night import Night
+from course_lib.classroom.scenarios.jobs.night import Night, Report
 from course_lib.classroom.scenarios.jobs.step import Call, step
-from course_lib.figures import Picture, gantt, lost_time
-from course_lib.figures.axis import data_size
-from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
-from course_lib.figures.palette import lines_of
+from course_lib.figures import Picture, gantt
+from course_lib.figures.axis import DATA, counted, data_size, listed, number
+from course_lib.figures.bars import bars_panel
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Panel, Point
+from course_lib.figures.frame import MARGIN, begin
+from course_lib.figures.palette import INK, RANKS, STYLES, lines_of
+from course_lib.figures.picture import table
+from course_lib.figures.vocabulary import draw_machine
 from course_lib.figures.ways_around import ways_around
 from course_lib.ranks import launch
+from course_lib.timeline import Timeline
 
 EVENING = 22.0  # o'clock
 MESSAGE = 5_000_000  # bytes of a message to test a link
 LATELY = 12  # reports
+COLUMNS = "where or when", "reading"
+Facts = Mapping[str, str]
 
 
 class Scene(NamedTuple):
@@ -52,13 +60,22 @@ def clock(seconds: float) -> str:
 def timeline(scene: Scene) -> Picture:
     """Draw what the job has reported: its speed, its loss and the norm of its gradient."""
     reports, job = scene.night.reports(scene.now), scene.night.job
-    hours = [one.begins / 3600 for one in reports]
-    begins = [new.begins / 3600 for old, new in pairwise(reports) if new.begins > old.begins + old.seconds + 1]
     curves = {
         "samples a second": [10 * job.at(n).samples / one.seconds for n, one in enumerate(reports)],
         "loss": [one.learned.loss for one in reports],
         "gradient norm": [min(one.learned.norm, 30.0) for one in reports],
     }
+    last = ", ".join(f"{name} {curve[-1]:.2f}" for name, curve in curves.items())
+    title = "Measured on a small model: loss, gradient. Emulated, with 1% of jitter: speed"
+    return _over_the_night(reports, curves, title, f"At the end: {last}.", ["measured", "emulated"], {})
+
+
+def _over_the_night(
+    reports: list[Report], curves: dict[str, list[float]], title: str, says: str, origins: list[str], facts: Facts
+) -> Picture:
+    """Draw numbers of all reports, a panel for each; where the job stood still, lines end."""
+    hours = [one.begins / 3600 for one in reports]
+    begins = [new.begins / 3600 for old, new in pairwise(reports) if new.begins > old.begins + old.seconds + 1]
     end, looks = max(hours[-1], 1.0), lines_of(curves)
     across = Axis("o'clock", 0, end, list(range(int(end) + 1)), lambda hour: clock(3600 * hour))
     panels = []
@@ -67,53 +84,82 @@ def timeline(scene: Scene) -> Picture:
         up = Axis.around(name, [one.y for one in points], 3)
         runs = [[one for one in points if low <= one.x < high] for low, high in pairwise([0.0, *begins, inf])]
         panels.append(Panel(across, up, [Curve(name, run, looks[name]) for run in runs if run], height=110.0))
-    last = ", ".join(f"{name} {curve[-1]:.2f}" for name, curve in curves.items())
-    title = "Measured on a small model: loss, gradient. Emulated, with 1% of jitter: speed"
-    return Picture.of(Chart(panels, {"measured", "emulated"}, title, 800, looks), f"At the end: {last}.", [])
+    return Picture.of(Chart(panels, origins, title, 800, looks), says, table(COLUMNS, facts.items()))
 
 
-class Reading(NamedTuple):
-    facts: dict[str, str]
-    pictures: tuple[Picture, ...] = ()
+def _dots(title: str, facts: Facts, x: Axis, y: str, dots: Mapping[str, list[Point]]) -> tuple[Picture, ...]:
+    """Draw values; what is no finite number stands at the top, in words."""
+    finite = [dot.y for own in dots.values() for dot in own if isfinite(dot.y)] or [0.0]
+    up = Axis.around(y, finite, 4)
+    looks, marks = {name: look._replace(dash=None) for name, look in lines_of(dots).items()}, []
+    for name, own in dots.items():
+        shown = [dot if isfinite(dot.y) else dot._replace(y=up.high, words=Label(f"{dot.y}", 8, 4)) for dot in own]
+        marks.append(Curve(name, shown, looks[name]))
+    legend = {name: look for name, look in looks.items() if name}
+    chart = Chart([Panel(x, up, marks, height=180.0)], {"measured"}, title, 800, legend)
+    says = f"{title}: {y} from {number(min(finite))} to {number(max(finite))}."
+    return (Picture.of(chart, says, table(COLUMNS, facts.items())),)
 
 
 @dataclass(frozen=True)
 class Instrument:
-    """A measurement. minutes: its cost in time of the whole cluster."""
+    """A measurement. minutes: its cost in time of the whole cluster.  read: its pictures, the last one with numbers."""
 
     title: str
     minutes: int
-    read: Callable[[Scene], Reading]
+    read: Callable[[Scene], tuple[Picture, ...]]
 
 
 def _ranks(job: Job) -> list[str]:
     return [f"rank {rank} (node {job.node(rank)}, device {job.device(rank)})" for rank in range(job.world)]
 
 
+def _sent(line: Timeline, rank: int) -> Counter[int]:
+    """The sizes of a rank's messages in all-reduces."""
+    return Counter(s.bytes for s in line.of(rank) if (s.name, s.kind) == ("all_reduce", "transfer") and s.bytes)
+
+
 def spent(job: Job, rank: int) -> str:
     """What a rank does in a step, and how much it holds (modelled), in words."""
     line = step(job.clocked(0)).timeline
-    own = [span for span in line.spans if span.rank == rank and not span.background]
+    own = [span for span in line.of(rank) if not span.background]
     reads = sum(span.duration for span in own if span.kind == "other")
-    gradients = (s for s in line.spans if (s.rank, s.name, s.kind) == (rank, "all_reduce", "transfer") and s.bytes)
-    sent = Counter(data_size(span.bytes) for span in gradients)
-    messages = " and ".join(f"{count} of {size}" for size, count in sent.items()) or "none"
+    sent = [f"{count} of {data_size(size)}" for size, count in _sent(line, rank).items()]
     pieces = len({span.micro_batch for span in own if span.kind == "forward"})
     return (
-        f"reads for {reads:.2f} s, computes for {line.busy(rank) - reads:.2f} s in {pieces} micro-batches, "
-        f"of {line.makespan:.2f} s; holds {job.memory[rank] / 1e6:.1f} MB; sends in all-reduces: {messages}"
+        f"reads for {reads:.2f} s, computes for {line.busy(rank) - reads:.2f} s in {pieces} micro-batches, of "
+        f"{line.makespan:.2f} s; holds {job.memory[rank] / 1e6:.1f} MB; sends in all-reduces: {listed(sent) or 'none'}"
     )
 
 
-def _profile(scene: Scene) -> Reading:
-    """One step of every rank. Of a job that hangs, a step before that."""
-    job = scene.night.job.at(0) if scene.night.hung else scene.job
-    line = step(job.clocked(0)).timeline
+def _loads(job: Job, planned: Job, facts: Facts) -> Picture:
+    """Draw what each rank holds and what it sends in all-reduces, below rank 0 as planned."""
+    rows = {"0, as planned": (planned, 0)}
+    rows |= {f"{rank} (node {job.node(rank)}, device {job.device(rank)})": (job, rank) for rank in range(job.world)}
+    held = {name: {"held": one.memory[rank]} for name, (one, rank) in rows.items()}
+    sent = {name: _sent(step(one.clocked(0)).timeline, rank) for name, (one, rank) in rows.items()}
+    sizes = dict.fromkeys(size for messages in sent.values() for size in messages)
+    names = {size: f"message{n}" for n, size in enumerate(sizes)}
+    looks = {names[size]: RANKS[n]._replace(label=f"messages of {data_size(size)}") for n, size in enumerate(sizes, 1)}
+    parts = {name: {names[size]: float(size * own[size]) for size in sizes} for name, own in sent.items()}
+    panels, styles = [], {"held": STYLES["other"]._replace(label="memory"), **looks}
+    for what, values in {"held": held, "sent in all-reduces": parts}.items():
+        axis, unit = Axis.in_unit(what, max(sum(one.values()) for one in values.values()), DATA, 4)
+        own = {part: styles[part] for part in next(iter(values.values()))}
+        panels.append(bars_panel(values, own, axis, 400, data_size, unit))
+    chart = Chart(panels, {"emulated", "modelled"}, "What each rank holds and sends", 800, styles, is_row=True)
+    return Picture.of(chart, f"Rank 0 {facts[next(iter(facts))]}.", table(COLUMNS, facts.items()))
+
+
+def _profile(scene: Scene) -> tuple[Picture, ...]:
+    """One step of every rank, over one as planned. Of a job that hangs, a step before that."""
+    planned, job = scene.night.job.but(changes=()), scene.night.job.at(0) if scene.night.hung else scene.job
+    line, before = (step(one.clocked(0)).timeline for one in (job, planned))
     facts = {name: spent(job, rank) for rank, name in enumerate(_ranks(job))}
-    return Reading(facts, (gantt(line, title="One step"), lost_time({"one step": line}, title="Where its time goes")))
+    return gantt(line, title="One step", ghost=before, ghost_name="planned"), _loads(job, planned, facts)
 
 
-def _links(scene: Scene) -> Reading:
+def _links(scene: Scene) -> tuple[Picture, ...]:
     """Test the way from each node to the next, one after the other."""
     job = scene.job
     first = [next(rank for rank in range(job.world) if job.node(rank) == node) for node in range(job.nodes)]
@@ -125,7 +171,7 @@ def _links(scene: Scene) -> Reading:
         times.append(sum(span.duration for span in received))
         rate = f"{MESSAGE / times[-1] / 1e6:.2f} MB a second" if times[-1] < job.patience else "no answer"
         facts[f"node {job.node(source)} to node {job.node(target)}"] = rate
-    return Reading(facts, (ways_around(times, list(facts.values())),))
+    return (replace(ways_around(times, list(facts.values())), rows=table(COLUMNS, facts.items())),)
 
 
 def _send(rank: int, ways: list[tuple[int, int]]) -> None:
@@ -137,58 +183,103 @@ def _send(rank: int, ways: list[tuple[int, int]]) -> None:
             dist.recv(message, source)
 
 
-def _replicas(scene: Scene) -> Reading:
+def _replicas(scene: Scene) -> tuple[Picture, ...]:
     """Compare replicas with the first one: their sum differs from last week's in any case, and tells nothing."""
     weights = scene.night.state(scene.now).rows(scene.job.dp).weights
     sums = weights.double().sum(1).tolist()
-    return Reading({f"replica {n} less replica 0": f"{one - sums[0]:+.4f}" for n, one in enumerate(sums) if n})
+    apart = [one - sums[0] for one in sums]
+    facts = {f"replica {n} less replica 0": f"{one:+.4f}" for n, one in enumerate(apart)}
+    return _by_replica("The sum of each replica's weights, less that of replica 0", "difference", apart, facts)
 
 
-def _updates(scene: Scene) -> Reading:
-    reports = [one.learned for one in scene.night.reports(scene.now)]
+def _updates(scene: Scene) -> tuple[Picture, ...]:
+    reports = scene.night.reports(scene.now)
+    learned = [one.learned for one in reports]
     facts = {}
-    for when, part in {"while all was well": reports[40 : 40 + LATELY], "lately": reports[-LATELY:]}.items():
+    for when, part in {"while all was well": learned[40 : 40 + LATELY], "lately": learned[-LATELY:]}.items():
         skipped, moved = sum(one.is_skipped for one in part), max(one.moved for one in part)
         scale = f"a loss scale of {part[-1].scale:,.0f}"
         facts[when] = f"{scale}; {skipped} of {LATELY} updates skipped; one moves the weights by up to {moved:.2%}"
-    return Reading(facts)
+    curves = {
+        "loss scale, as a power of 2": [log2(one.scale) for one in learned],
+        "an update moves the weights by (%); by 0 if it is skipped": [100 * one.moved for one in learned],
+    }
+    says = f"Lately: {facts['lately']}."
+    return (_over_the_night(reports, curves, "The updates of replica 0", says, ["measured"], facts),)
 
 
-def _gradients(scene: Scene) -> Reading:
-    own = zip(*(one.learned.own for one in scene.night.reports(scene.now)[-LATELY:]), strict=True)
-    return Reading({f"replica {n}": f"norms from {min(one):.1f} to {max(one):.1f}" for n, one in enumerate(own)})
+def _gradients(scene: Scene) -> tuple[Picture, ...]:
+    own = list(zip(*(one.learned.own for one in scene.night.reports(scene.now)[-LATELY:]), strict=True))
+    facts = {f"replica {n}": f"norms from {min(one):.1f} to {max(one):.1f}" for n, one in enumerate(own)}
+    return _by_replica(f"Each replica's own gradients in the last {LATELY} reports", "norm", own, facts)
 
 
-def _same(scene: Scene) -> Reading:
+def _same(scene: Scene) -> tuple[Picture, ...]:
     """Give the share of replica 0 to all of them."""
     job, state = scene.job, scene.night.state(scene.now)
     batch = tuple(part[:1].expand_as(part) for part in training.minibatch(job.but(bad=None), scene.now))
     sent, _ = training.gradients(replace(state, weights=state.weights[:1].nan_to_num()), job, batch, 256.0)
     norms = (sent.float().norm(dim=1) / 256).tolist()
-    return Reading({f"replica {number}": f"a gradient of norm {norm:.4f}" for number, norm in enumerate(norms)})
+    facts = {f"replica {n}": f"a gradient of norm {norm:.4f}" for n, norm in enumerate(norms)}
+    return _by_replica("Each replica's gradient of the same samples", "norm", norms, facts)
 
 
-def _samples(scene: Scene) -> Reading:
+def _by_replica(title: str, y: str, values: Sequence[Any], facts: Facts) -> tuple[Picture, ...]:
+    """Draw a value, or several, of each replica."""
+    own = [one if isinstance(one, tuple) else (one,) for one in values]
+    dots = {"": [Point(n, one, f"replica {n}: {one:.4f}") for n, several in enumerate(own) for one in several]}
+    return _dots(title, facts, Axis("replica", -0.5, len(own) - 0.5, range(len(own))), y, dots)
+
+
+def _samples(scene: Scene) -> tuple[Picture, ...]:
     job, at = scene.job, scene.night.reports(scene.now)[-1].step
-    read = [training.minibatch(job, number)[0][:, :2, :5] for number in (at - 1, at)]
-    words = [[" ".join(map(data.decode, share)) for share in shares] for shares in read]
-    return Reading({f"replica {n}": f"{old}, then {new}" for n, (old, new) in enumerate(zip(*words, strict=True))})
+    dots: dict[str, list[Point]] = {"one step": [], "the next": []}
+    facts = {f"replica {n}": "" for n in range(job.dp)}
+    for own, step_ in zip(dots.values(), (at - 1, at), strict=True):
+        for n, share in enumerate(training.minibatch(job, step_)[0][:, :8, :5]):
+            sums = list(map(data.decode, share))
+            facts[f"replica {n}"] += ", then " * (step_ == at) + " ".join(sums[:2])
+            own += [Point(n, float(one.replace("+", "")), f"replica {n}: {one}") for one in sums]
+    across = Axis("replica", -0.5, job.dp - 0.5, range(job.dp))
+    return _dots("What each replica reads", facts, across, "place in the data", dots)
 
 
-def _recorder(scene: Scene) -> Reading:
-    calls = scene.night.hung or tuple(Call("none", 0, 0, "no line, as it moves on") for _ in range(scene.job.world))
-    said = (f"{one.name}, number {one.number}, {data_size(one.bytes)}; stands at {one.line}" for one in calls)
-    return Reading(dict(zip(_ranks(scene.job), said, strict=True)))
+def _recorder(scene: Scene) -> tuple[Picture, ...]:
+    job = scene.job
+    calls = scene.night.hung or tuple(Call("none", 0, 0, "no line, as it moves on") for _ in range(job.world))
+    said = [f"{one.name}, number {one.number}, {data_size(one.bytes)}; stands at {one.line}" for one in calls]
+    kinds = list(dict.fromkeys(said))
+    looks = {f"call{n}": RANKS[n]._replace(label=shorten(one, 100, placeholder="…")) for n, one in enumerate(kinds)}
+    sheet, top = begin(800, "The last call of each rank", ["emulated"], looks)
+    wide, high = (800 - 2 * MARGIN) / job.world, 40.0
+    for rank, one in enumerate(said):
+        node, seat = job.place(rank)
+        x, look = MARGIN + wide * job.device(rank), f"call{kinds.index(one)}"
+        if seat == 0:
+            draw_machine(sheet, x, top, wide * job.per_node - 8, high + 32, f"node {node}")
+        sheet.box(
+            x + 6, top + 24, wide - 18, high, tip=one, rx=4, fill=sheet.fill(look, looks[look]), stroke="currentColor"
+        )
+        sheet.text(x + wide / 2 - 3, top + 48, f"rank {rank}", text_anchor="middle", fill=INK, font_weight="bold")
+    sheet.height = top + high + 48
+    facts = dict(zip(_ranks(job), said, strict=True))
+    return (Picture(sheet, f"{counted(len(kinds), 'different call')}.", table(COLUMNS, facts.items())),)
 
 
-def _checkpoints(scene: Scene) -> Reading:
+def _checkpoints(scene: Scene) -> tuple[Picture, ...]:
     """Evaluate each checkpoint that there is, the latest of each step."""
-    facts = {}
-    for saved in checkpoints(scene)[-9:]:
-        state = scene.night.checkpoint(saved, scene.now)
-        agree = "equal" if (state.weights == state.weights[:1]).all() else "differ"
-        facts[f"checkpoint {saved}"] = f"held-out loss {training.held_out(state):.3f}, replicas {agree}"
-    return Reading(facts)
+    facts, saved = {}, checkpoints(scene)[-9:]
+    dots: dict[str, list[Point]] = {"replicas equal": [], "replicas differ": []}
+    for one in saved:
+        state = scene.night.checkpoint(one, scene.now)
+        loss, agree = (
+            training.held_out(state),
+            "replicas " + ("equal" if (state.weights == state.weights[:1]).all() else "differ"),
+        )
+        facts[f"checkpoint {one}"] = f"held-out loss {loss:.3f}, {agree}"
+        dots[agree].append(Point(one, loss, f"checkpoint {one}: {facts[f'checkpoint {one}']}"))
+    x = Axis("checkpoint", saved[0] - CHECKPOINT, saved[-1] + CHECKPOINT, saved)
+    return _dots("Each checkpoint, on held-out samples", facts, x, "loss", dots)
 
 
 def checkpoints(scene: Scene) -> list[int]:
