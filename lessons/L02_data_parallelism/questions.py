@@ -217,7 +217,9 @@ def _pieces(case: Gradients, sent: list[int]) -> Picture:
 
     panel = bars_panel(rows, PIECES, axis, 800, write, unit, (2 * case.bytes, "twice its gradients"))
     title = "A rank sends all pieces but one, twice"
-    summary = f"Of {data_size(case.bytes)}, a rank sends {data_size(once)} to add up and {data_size(twice)} to hand out."
+    summary = (
+        f"Of {data_size(case.bytes)}, a rank sends {data_size(once)} to add up and {data_size(twice)} to hand out."
+    )
     return Picture.of(Chart([panel], {"emulated"}, title, 800, PIECES), summary, [])
 
 

@@ -77,14 +77,16 @@ def _over_the_night(
     hours = [one.begins / 3600 for one in reports]
     begins = [new.begins / 3600 for old, new in pairwise(reports) if new.begins > old.begins + old.seconds + 1]
     end, looks = max(hours[-1], 1.0), lines_of(curves)
-    across = Axis("o'clock", 0, end, list(range(int(end) + 1)), lambda hour: clock(3600 * hour))
+    across = Axis("", 0, end, list(range(int(end) + 1)), lambda hour: clock(3600 * hour))
     panels = []
     for name, curve in curves.items():
         points = [Point(hour, value) for hour, value in zip(hours, curve, strict=True) if isfinite(value)]
         up = Axis.around(name, [one.y for one in points], 3)
         runs = [[one for one in points if low <= one.x < high] for low, high in pairwise([0.0, *begins, inf])]
-        panels.append(Panel(across, up, [Curve(name, run, looks[name]) for run in runs if run], height=110.0))
-    return Picture.of(Chart(panels, origins, title, 800, looks), says, table(COLUMNS, facts.items()))
+        panels.append(
+            Panel(across, up, [Curve(name, run, looks[name]) for run in runs if run], height=110.0, foot=26.0)
+        )
+    return Picture.of(Chart(panels, origins, title, 800), says, table(COLUMNS, facts.items()))
 
 
 def _dots(title: str, facts: Facts, x: Axis, y: str, dots: Mapping[str, list[Point]]) -> tuple[Picture, ...]:
