@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isfinite, log2
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, Job
 from course_lib.classroom.scenarios.jobs.night import Night, Report
 from course_lib.classroom.scenarios.jobs.step import Call, step
 from course_lib.figures import Picture, gantt
-from course_lib.figures.axis import DATA, counted, data_size, listed, number
+from course_lib.figures.axis import DATA, counted, data_size, listed
 from course_lib.figures.bars import bars_panel
 from course_lib.figures.chart import Axis, Chart, Curve, Label, Panel, Point
 from course_lib.figures.frame import MARGIN, begin
@@ -83,24 +83,27 @@ def _over_the_night(
         points = [Point(hour, value) for hour, value in zip(hours, curve, strict=True) if isfinite(value)]
         up = Axis.around(name, [one.y for one in points], 3)
         runs = [[one for one in points if low <= one.x < high] for low, high in pairwise([0.0, *begins, inf])]
-        panels.append(
-            Panel(across, up, [Curve(name, run, looks[name]) for run in runs if run], height=110.0, foot=26.0)
-        )
+        marks = [Curve(name, run, looks[name]) for run in runs if run]
+        panels.append(Panel(across, up, marks, height=110.0, foot=26.0))
     return Picture.of(Chart(panels, origins, title, 800), says, table(COLUMNS, facts.items()))
 
 
-def _dots(title: str, facts: Facts, x: Axis, y: str, dots: Mapping[str, list[Point]]) -> tuple[Picture, ...]:
-    """Draw values; what is no finite number stands at the top, in words."""
-    finite = [dot.y for own in dots.values() for dot in own if isfinite(dot.y)] or [0.0]
-    up = Axis.around(y, finite, 4)
+def _dots(title: str, x: str, y: str, dots: Mapping[str, Mapping[int, Sequence[float]]]) -> tuple[Picture, ...]:
+    """Draw the values at each place, by name of the dots; what is no finite number stands at the top, in words."""
+    known = [(place, value) for own in dots.values() for place, values in own.items() for value in values]
+    up = Axis.around(y, [value for _, value in known if isfinite(value)] or [0.0], 4)
+    places = sorted({place for place, _ in known})
+    beside = (places[-1] - places[0]) / len(places) / 2
     looks, marks = {name: look._replace(dash=None) for name, look in lines_of(dots).items()}, []
     for name, own in dots.items():
-        shown = [dot if isfinite(dot.y) else dot._replace(y=up.high, words=Label(f"{dot.y}", 8, 4)) for dot in own]
-        marks.append(Curve(name, shown, looks[name]))
-    legend = {name: look for name, look in looks.items() if name}
-    chart = Chart([Panel(x, up, marks, height=180.0)], {"measured"}, title, 800, legend)
-    says = f"{title}: {y} from {number(min(finite))} to {number(max(finite))}."
-    return (Picture.of(chart, says, table(COLUMNS, facts.items())),)
+        points = [Point(at, value, f"{x} {at}: {value:.4g}") for at, values in own.items() for value in values]
+        seen = [one if isfinite(one.y) else one._replace(y=up.high, words=Label(f"{one.y}", 8, 4)) for one in points]
+        marks.append(Curve(name, seen, looks[name]))
+    panel = Panel(Axis(x, places[0] - beside, places[-1] + beside, places), up, marks, height=180.0)
+    chart = Chart([panel], {"measured"}, title, 800, {name: look for name, look in looks.items() if len(looks) > 1})
+    values = [[" ".join(f"{value:.4g}" for value in own.get(at, ())) for own in dots.values()] for at in places]
+    rows = table((x, *dots), ((at, *own) for at, own in zip(places, values, strict=True)))
+    return (Picture.of(chart, f"{title}: {y} from {up.low:.4g} to {up.high:.4g}.", rows),)
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,11 @@ def spent(job: Job, rank: int) -> str:
     line = step(job.clocked(0)).timeline
     own = [span for span in line.of(rank) if not span.background]
     reads = sum(span.duration for span in own if span.kind == "other")
-    sent = [f"{count} of {data_size(size)}" for size, count in _sent(line, rank).items()]
+    sent = [f"{count} of {data_size(size)}" for size, count in _sent(line, rank).items()] or ["none"]
     pieces = len({span.micro_batch for span in own if span.kind == "forward"})
     return (
         f"reads for {reads:.2f} s, computes for {line.busy(rank) - reads:.2f} s in {pieces} micro-batches, of "
-        f"{line.makespan:.2f} s; holds {job.memory[rank] / 1e6:.1f} MB; sends in all-reduces: {listed(sent) or 'none'}"
+        f"{line.makespan:.2f} s; holds {job.memory[rank] / 1e6:.1f} MB; sends in all-reduces: {listed(sent)}"
     )
 
 
@@ -138,19 +141,19 @@ def _loads(job: Job, planned: Job, facts: Facts) -> Picture:
     """Draw what each rank holds and what it sends in all-reduces, below rank 0 as planned."""
     rows = {"0, as planned": (planned, 0)}
     rows |= {f"{rank} (node {job.node(rank)}, device {job.device(rank)})": (job, rank) for rank in range(job.world)}
-    held = {name: {"held": one.memory[rank]} for name, (one, rank) in rows.items()}
     sent = {name: _sent(step(one.clocked(0)).timeline, rank) for name, (one, rank) in rows.items()}
     sizes = dict.fromkeys(size for messages in sent.values() for size in messages)
-    names = {size: f"message{n}" for n, size in enumerate(sizes)}
-    looks = {names[size]: RANKS[n]._replace(label=f"messages of {data_size(size)}") for n, size in enumerate(sizes, 1)}
-    parts = {name: {names[size]: float(size * own[size]) for size in sizes} for name, own in sent.items()}
-    panels, styles = [], {"held": STYLES["other"]._replace(label="memory"), **looks}
-    for what, values in {"held": held, "sent in all-reduces": parts}.items():
-        axis, unit = Axis.in_unit(what, max(sum(one.values()) for one in values.values()), DATA, 4)
-        own = {part: styles[part] for part in next(iter(values.values()))}
-        panels.append(bars_panel(values, own, axis, 400, data_size, unit))
-    chart = Chart(panels, {"emulated", "modelled"}, "What each rank holds and sends", 800, styles, is_row=True)
-    return Picture.of(chart, f"Rank 0 {facts[next(iter(facts))]}.", table(COLUMNS, facts.items()))
+    looks = {f"m{size}": RANKS[n]._replace(label=f"messages of {data_size(size)}") for n, size in enumerate(sizes, 1)}
+    held, panels = {"held": STYLES["other"]._replace(label="memory")}, []
+    values = {name: {f"m{size}": float(size * own[size]) for size in sizes} for name, own in sent.items()}
+    for name, (one, rank) in rows.items():
+        values[name]["held"] = one.memory[rank]
+    for what, styles in {"held": held, "sent in all-reduces": looks}.items():
+        axis, unit = Axis.in_unit(what, max(sum(map(own.__getitem__, styles)) for own in values.values()), DATA, 4)
+        panels.append(bars_panel(values, styles, axis, 400, data_size, unit))
+    title, origins = "What each rank holds and sends", {"emulated", "modelled"}
+    chart = Chart(panels, origins, title, 800, held | looks, is_row=True)
+    return Picture.of(chart, f"Rank 0 {next(iter(facts.values()))}.", table(COLUMNS, facts.items()))
 
 
 def _profile(scene: Scene) -> tuple[Picture, ...]:
@@ -187,11 +190,9 @@ def _send(rank: int, ways: list[tuple[int, int]]) -> None:
 
 def _replicas(scene: Scene) -> tuple[Picture, ...]:
     """Compare replicas with the first one: their sum differs from last week's in any case, and tells nothing."""
-    weights = scene.night.state(scene.now).rows(scene.job.dp).weights
-    sums = weights.double().sum(1).tolist()
-    apart = [one - sums[0] for one in sums]
-    facts = {f"replica {n} less replica 0": f"{one:+.4f}" for n, one in enumerate(apart)}
-    return _by_replica("The sum of each replica's weights, less that of replica 0", "difference", apart, facts)
+    sums = scene.night.state(scene.now).rows(scene.job.dp).weights.double().sum(1).tolist()
+    apart = {n: [one - sums[0]] for n, one in enumerate(sums)}
+    return _dots("The sum of each replica's weights, less that of replica 0", "replica", "difference", {"less": apart})
 
 
 def _updates(scene: Scene) -> tuple[Picture, ...]:
@@ -211,9 +212,9 @@ def _updates(scene: Scene) -> tuple[Picture, ...]:
 
 
 def _gradients(scene: Scene) -> tuple[Picture, ...]:
-    own = list(zip(*(one.learned.own for one in scene.night.reports(scene.now)[-LATELY:]), strict=True))
-    facts = {f"replica {n}": f"norms from {min(one):.1f} to {max(one):.1f}" for n, one in enumerate(own)}
-    return _by_replica(f"Each replica's own gradients in the last {LATELY} reports", "norm", own, facts)
+    own = zip(*(one.learned.own for one in scene.night.reports(scene.now)[-LATELY:]), strict=True)
+    title = f"Each replica's own gradients in the last {LATELY} reports"
+    return _dots(title, "replica", "norm", {"norms": dict(enumerate(own))})
 
 
 def _same(scene: Scene) -> tuple[Picture, ...]:
@@ -221,29 +222,19 @@ def _same(scene: Scene) -> tuple[Picture, ...]:
     job, state = scene.job, scene.night.state(scene.now)
     batch = tuple(part[:1].expand_as(part) for part in training.minibatch(job.but(bad=None), scene.now))
     sent, _ = training.gradients(replace(state, weights=state.weights[:1].nan_to_num()), job, batch, 256.0)
-    norms = (sent.float().norm(dim=1) / 256).tolist()
-    facts = {f"replica {n}": f"a gradient of norm {norm:.4f}" for n, norm in enumerate(norms)}
-    return _by_replica("Each replica's gradient of the same samples", "norm", norms, facts)
-
-
-def _by_replica(title: str, y: str, values: Sequence[Any], facts: Facts) -> tuple[Picture, ...]:
-    """Draw a value, or several, of each replica."""
-    own = [one if isinstance(one, tuple) else (one,) for one in values]
-    dots = {"": [Point(n, one, f"replica {n}: {one:.4f}") for n, several in enumerate(own) for one in several]}
-    return _dots(title, facts, Axis("replica", -0.5, len(own) - 0.5, range(len(own))), y, dots)
+    norms = {n: [norm / 256] for n, norm in enumerate(sent.float().norm(dim=1).tolist())}
+    return _dots("Each replica's gradient of the same samples", "replica", "norm", {"norm": norms})
 
 
 def _samples(scene: Scene) -> tuple[Picture, ...]:
+    """The places of the first samples of each replica, in data that is sorted by its sums: 37+48 is at 3748."""
     job, at = scene.job, scene.night.reports(scene.now)[-1].step
-    dots: dict[str, list[Point]] = {"one step": [], "the next": []}
-    facts = {f"replica {n}": "" for n in range(job.dp)}
-    for own, step_ in zip(dots.values(), (at - 1, at), strict=True):
-        for n, share in enumerate(training.minibatch(job, step_)[0][:, :8, :5]):
-            sums = list(map(data.decode, share))
-            facts[f"replica {n}"] += ", then " * (step_ == at) + " ".join(sums[:2])
-            own += [Point(n, float(one.replace("+", "")), f"replica {n}: {one}") for one in sums]
-    across = Axis("replica", -0.5, job.dp - 0.5, range(job.dp))
-    return _dots("What each replica reads", facts, across, "place in the data", dots)
+    shares = {when: training.minibatch(job, one)[0][:, :8, :5] for when, one in (("a step", at - 1), ("the next", at))}
+    read = {
+        when: {n: [float(data.decode(one).replace("+", "")) for one in own] for n, own in enumerate(share)}
+        for when, share in shares.items()
+    }
+    return _dots("What each replica reads", "replica", "place in the data", read)
 
 
 def _recorder(scene: Scene) -> tuple[Picture, ...]:
@@ -259,9 +250,8 @@ def _recorder(scene: Scene) -> tuple[Picture, ...]:
         x, look = MARGIN + wide * job.device(rank), f"call{kinds.index(one)}"
         if seat == 0:
             draw_machine(sheet, x, top, wide * job.per_node - 8, high + 32, f"node {node}")
-        sheet.box(
-            x + 6, top + 24, wide - 18, high, tip=one, rx=4, fill=sheet.fill(look, looks[look]), stroke="currentColor"
-        )
+        fill = sheet.fill(look, looks[look])
+        sheet.box(x + 6, top + 24, wide - 18, high, tip=one, rx=4, fill=fill, stroke="currentColor")
         sheet.text(x + wide / 2 - 3, top + 48, f"rank {rank}", text_anchor="middle", fill=INK, font_weight="bold")
     sheet.height = top + high + 48
     facts = dict(zip(_ranks(job), said, strict=True))
@@ -270,18 +260,12 @@ def _recorder(scene: Scene) -> tuple[Picture, ...]:
 
 def _checkpoints(scene: Scene) -> tuple[Picture, ...]:
     """Evaluate each checkpoint that there is, the latest of each step."""
-    facts, saved = {}, checkpoints(scene)[-9:]
-    dots: dict[str, list[Point]] = {"replicas equal": [], "replicas differ": []}
-    for one in saved:
-        state = scene.night.checkpoint(one, scene.now)
-        loss, agree = (
-            training.held_out(state),
-            "replicas " + ("equal" if (state.weights == state.weights[:1]).all() else "differ"),
-        )
-        facts[f"checkpoint {one}"] = f"held-out loss {loss:.3f}, {agree}"
-        dots[agree].append(Point(one, loss, f"checkpoint {one}: {facts[f'checkpoint {one}']}"))
-    x = Axis("checkpoint", saved[0] - CHECKPOINT, saved[-1] + CHECKPOINT, saved)
-    return _dots("Each checkpoint, on held-out samples", facts, x, "loss", dots)
+    dots: dict[str, dict[int, list[float]]] = {"replicas equal": {}, "replicas differ": {}}
+    for saved in checkpoints(scene)[-9:]:
+        state = scene.night.checkpoint(saved, scene.now)
+        agree = "equal" if (state.weights == state.weights[:1]).all() else "differ"
+        dots[f"replicas {agree}"][saved] = [training.held_out(state)]
+    return _dots("Each checkpoint, on held-out samples", "checkpoint", "loss", dots)
 
 
 def checkpoints(scene: Scene) -> list[int]:
