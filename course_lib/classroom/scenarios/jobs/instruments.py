@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isfinite, log2
-from textwrap import shorten
 from typing import NamedTuple
 
 import torch
@@ -242,7 +241,7 @@ def _recorder(scene: Scene) -> tuple[Picture, ...]:
     calls = scene.night.hung or tuple(Call("none", 0, 0, "no line, as it moves on") for _ in range(job.world))
     said = [f"{one.name}, number {one.number}, {data_size(one.bytes)}; stands at {one.line}" for one in calls]
     kinds = list(dict.fromkeys(said))
-    looks = {f"call{n}": RANKS[n]._replace(label=shorten(one, 100, placeholder="…")) for n, one in enumerate(kinds)}
+    looks = {f"call{n}": RANKS[n]._replace(label=one[:105]) for n, one in enumerate(kinds)}
     sheet, top = begin(800, "The last call of each rank", ["emulated"], looks)
     wide, high = (800 - 2 * MARGIN) / job.world, 40.0
     for rank, one in enumerate(said):
