@@ -21,13 +21,11 @@ from course_lib.classroom.scenarios.jobs.job import CHECKPOINT, Job
 from course_lib.classroom.scenarios.jobs.night import Night, Report
 from course_lib.classroom.scenarios.jobs.step import Call, step
 from course_lib.figures import Picture, gantt
-from course_lib.figures.axis import DATA, counted, data_size, listed
+from course_lib.figures.axis import DATA, counted, data_size, listed, ticks
 from course_lib.figures.bars import bars_panel
 from course_lib.figures.chart import Axis, Chart, Curve, Label, Panel, Point
-from course_lib.figures.frame import MARGIN, begin
-from course_lib.figures.palette import INK, RANKS, STYLES, lines_of
+from course_lib.figures.palette import RANKS, STYLES, lines_of
 from course_lib.figures.picture import table
-from course_lib.figures.vocabulary import draw_machine
 from course_lib.figures.ways_around import ways_around
 from course_lib.ranks import launch
 from course_lib.timeline import Timeline
@@ -238,23 +236,19 @@ def _samples(scene: Scene) -> tuple[Picture, ...]:
 
 def _recorder(scene: Scene) -> tuple[Picture, ...]:
     job = scene.job
-    calls = scene.night.hung or tuple(Call("none", 0, 0, "no line, as it moves on") for _ in range(job.world))
+    calls = scene.night.hung or (Call("none", 0, 0, "no line, as it moves on"),) * job.world
     said = [f"{one.name}, number {one.number}, {data_size(one.bytes)}; stands at {one.line}" for one in calls]
-    kinds = list(dict.fromkeys(said))
-    looks = {f"call{n}": RANKS[n]._replace(label=one[:105]) for n, one in enumerate(kinds)}
-    sheet, top = begin(800, "The last call of each rank", ["emulated"], looks)
-    wide, high = (800 - 2 * MARGIN) / job.world, 40.0
-    for rank, one in enumerate(said):
-        node, seat = job.place(rank)
-        x, look = MARGIN + wide * job.device(rank), f"call{kinds.index(one)}"
-        if seat == 0:
-            draw_machine(sheet, x, top, wide * job.per_node - 8, high + 32, f"node {node}")
-        fill = sheet.fill(look, looks[look])
-        sheet.box(x + 6, top + 24, wide - 18, high, tip=one, rx=4, fill=fill, stroke="currentColor")
-        sheet.text(x + wide / 2 - 3, top + 48, f"rank {rank}", text_anchor="middle", fill=INK, font_weight="bold")
-    sheet.height = top + high + 48
-    facts = dict(zip(_ranks(job), said, strict=True))
-    return (Picture(sheet, f"{counted(len(kinds), 'different call')}.", table(COLUMNS, facts.items())),)
+    looks = {f"call{n}": RANKS[n]._replace(label=one) for n, one in enumerate(dict.fromkeys(said))}
+    bars = {
+        name: {part: one.number * (look.label == text) for part, look in looks.items()}
+        for name, one, text in zip(_ranks(job), calls, said, strict=True)
+    }
+    most = max(one.number for one in calls) or 8
+    panel = bars_panel(bars, looks, Axis("calls so far", 0, most, ticks(most, 8)), 800, str)
+    shown = {part: look._replace(label=look.label[:105]) for part, look in looks.items()}
+    chart = Chart([panel], {"emulated"}, "The last call of each rank", 800, shown)
+    rows = table(COLUMNS, zip(bars, said, strict=True))
+    return (Picture.of(chart, f"{counted(len(looks), 'different call')}.", rows),)
 
 
 def _checkpoints(scene: Scene) -> tuple[Picture, ...]:
