@@ -24,7 +24,7 @@ from course_lib.figures import Picture, gantt
 from course_lib.figures.axis import DATA, counted, data_size, listed, ticks
 from course_lib.figures.bars import bars_panel
 from course_lib.figures.chart import Axis, Chart, Curve, Label, Panel, Point
-from course_lib.figures.palette import RANKS, STYLES, lines_of
+from course_lib.figures.palette import RANKS, STYLES, Style, lines_of
 from course_lib.figures.picture import table
 from course_lib.figures.ways_around import ways_around
 from course_lib.ranks import launch
@@ -34,7 +34,6 @@ EVENING = 22.0  # o'clock
 MESSAGE = 5_000_000  # bytes of a message to test a link
 LATELY = 12  # reports
 COLUMNS = "where or when", "reading"
-Facts = Mapping[str, str]
 
 
 class Scene(NamedTuple):
@@ -64,11 +63,16 @@ def timeline(scene: Scene) -> Picture:
     }
     last = ", ".join(f"{name} {curve[-1]:.2f}" for name, curve in curves.items())
     title = "Measured on a small model: loss, gradient. Emulated, with 1% of jitter: speed"
-    return _over_the_night(reports, curves, title, f"At the end: {last}.", ["measured", "emulated"], {})
+    return _over_the_night(reports, curves, f"At the end: {last}.", {}, ["measured", "emulated"], title)
 
 
 def _over_the_night(
-    reports: list[Report], curves: dict[str, list[float]], title: str, says: str, origins: list[str], facts: Facts
+    reports: list[Report],
+    curves: Mapping[str, list[float]],
+    says: str,
+    facts: Mapping[str, str],
+    origins: Sequence[str] = ("measured",),
+    title: str | None = None,
 ) -> Picture:
     """Draw numbers of all reports, a panel for each; where the job stood still, lines end."""
     hours = [one.begins / 3600 for one in reports]
@@ -85,7 +89,7 @@ def _over_the_night(
     return Picture.of(Chart(panels, origins, title, 800), says, table(COLUMNS, facts.items()))
 
 
-def _dots(title: str, x: str, y: str, dots: Mapping[str, Mapping[int, Sequence[float]]]) -> tuple[Picture, ...]:
+def _dots(x: str, y: str, dots: Mapping[str, Mapping[int, Sequence[float]]]) -> tuple[Picture, ...]:
     """Draw the values at each place, by name of the dots; what is no finite number stands at the top, in words."""
     known = [(place, value) for own in dots.values() for place, values in own.items() for value in values]
     up = Axis.around(y, [value for _, value in known if isfinite(value)] or [0.0], 4)
@@ -97,10 +101,10 @@ def _dots(title: str, x: str, y: str, dots: Mapping[str, Mapping[int, Sequence[f
         seen = [one if isfinite(one.y) else one._replace(y=up.high, words=Label(f"{one.y}", 8, 4)) for one in points]
         marks.append(Curve(name, seen, looks[name]))
     panel = Panel(Axis(x, places[0] - beside, places[-1] + beside, places), up, marks, height=180.0)
-    chart = Chart([panel], {"measured"}, title, 800, {name: look for name, look in looks.items() if len(looks) > 1})
+    chart = Chart([panel], {"measured"}, None, 800, looks if len(looks) > 1 else {})
     values = [[" ".join(f"{value:.4g}" for value in own.get(at, ())) for own in dots.values()] for at in places]
     rows = table((x, *dots), ((at, *own) for at, own in zip(places, values, strict=True)))
-    return (Picture.of(chart, f"{title}: {y} from {up.low:.4g} to {up.high:.4g}.", rows),)
+    return (Picture.of(chart, f"For each {x}: {y}, from {up.low:.4g} to {up.high:.4g}.", rows),)
 
 
 @dataclass(frozen=True)
@@ -134,22 +138,21 @@ def spent(job: Job, rank: int) -> str:
     )
 
 
-def _loads(job: Job, planned: Job, facts: Facts) -> Picture:
+def _loads(job: Job, planned: Job, facts: Mapping[str, str]) -> Picture:
     """Draw what each rank holds and what it sends in all-reduces, below rank 0 as planned."""
     rows = {"0, as planned": (planned, 0)}
     rows |= {f"{rank} (node {job.node(rank)}, device {job.device(rank)})": (job, rank) for rank in range(job.world)}
-    sent = {name: _sent(step(one.clocked(0)).timeline, rank) for name, (one, rank) in rows.items()}
-    sizes = dict.fromkeys(size for messages in sent.values() for size in messages)
-    looks = {f"m{size}": RANKS[n]._replace(label=f"messages of {data_size(size)}") for n, size in enumerate(sizes, 1)}
-    held, panels = {"held": STYLES["other"]._replace(label="memory")}, []
-    values = {name: {f"m{size}": float(size * own[size]) for size in sizes} for name, own in sent.items()}
+    bars, panels = {name: Counter(held=round(one.memory[rank])) for name, (one, rank) in rows.items()}, []
+    held, sent = {"held": STYLES["other"]._replace(label="memory")}, dict[str, Style]()
     for name, (one, rank) in rows.items():
-        values[name]["held"] = one.memory[rank]
-    for what, styles in {"held": held, "sent in all-reduces": looks}.items():
-        axis, unit = Axis.in_unit(what, max(sum(map(own.__getitem__, styles)) for own in values.values()), DATA, 4)
-        panels.append(bars_panel(values, styles, axis, 400, data_size, unit))
-    title, origins = "What each rank holds and sends", {"emulated", "modelled"}
-    chart = Chart(panels, origins, title, 800, held | looks, is_row=True)
+        for size, count in _sent(step(one.clocked(0)).timeline, rank).items():
+            bars[name][f"sent{size}"] = size * count
+            look = RANKS[1 + len(sent)]._replace(label=f"messages of {data_size(size)}")
+            sent.setdefault(f"sent{size}", look)
+    for what, looks in {"held": held, "sent in all-reduces": sent}.items():
+        axis, unit = Axis.in_unit(what, max(sum(map(own.__getitem__, looks)) for own in bars.values()), DATA, 4)
+        panels.append(bars_panel(bars, looks, axis, 400, data_size, unit))
+    chart = Chart(panels, {"emulated", "modelled"}, None, 800, held | sent, is_row=True)
     return Picture.of(chart, f"Rank 0 {next(iter(facts.values()))}.", table(COLUMNS, facts.items()))
 
 
@@ -158,7 +161,7 @@ def _profile(scene: Scene) -> tuple[Picture, ...]:
     planned, job = scene.night.job.but(changes=()), scene.night.job.at(0) if scene.night.hung else scene.job
     line, before = (step(one.clocked(0)).timeline for one in (job, planned))
     facts = {name: spent(job, rank) for rank, name in enumerate(_ranks(job))}
-    return gantt(line, title="One step", ghost=before, ghost_name="planned"), _loads(job, planned, facts)
+    return gantt(line, ghost=before, ghost_name="planned"), _loads(job, planned, facts)
 
 
 def _links(scene: Scene) -> tuple[Picture, ...]:
@@ -189,7 +192,7 @@ def _replicas(scene: Scene) -> tuple[Picture, ...]:
     """Compare replicas with the first one: their sum differs from last week's in any case, and tells nothing."""
     sums = scene.night.state(scene.now).rows(scene.job.dp).weights.double().sum(1).tolist()
     apart = {n: [one - sums[0]] for n, one in enumerate(sums)}
-    return _dots("The sum of each replica's weights, less that of replica 0", "replica", "difference", {"less": apart})
+    return _dots("replica", "sum of its weights, less that of replica 0", {"difference": apart})
 
 
 def _updates(scene: Scene) -> tuple[Picture, ...]:
@@ -204,14 +207,12 @@ def _updates(scene: Scene) -> tuple[Picture, ...]:
         "loss scale, as a power of 2": [log2(one.scale) for one in learned],
         "an update moves the weights by (%); by 0 if it is skipped": [100 * one.moved for one in learned],
     }
-    says = f"Lately: {facts['lately']}."
-    return (_over_the_night(reports, curves, "The updates of replica 0", says, ["measured"], facts),)
+    return (_over_the_night(reports, curves, f"Lately: {facts['lately']}.", facts),)
 
 
 def _gradients(scene: Scene) -> tuple[Picture, ...]:
     own = zip(*(one.learned.own for one in scene.night.reports(scene.now)[-LATELY:]), strict=True)
-    title = f"Each replica's own gradients in the last {LATELY} reports"
-    return _dots(title, "replica", "norm", {"norms": dict(enumerate(own))})
+    return _dots("replica", f"norm of its own gradient, in the last {LATELY} reports", {"norms": dict(enumerate(own))})
 
 
 def _same(scene: Scene) -> tuple[Picture, ...]:
@@ -220,7 +221,7 @@ def _same(scene: Scene) -> tuple[Picture, ...]:
     batch = tuple(part[:1].expand_as(part) for part in training.minibatch(job.but(bad=None), scene.now))
     sent, _ = training.gradients(replace(state, weights=state.weights[:1].nan_to_num()), job, batch, 256.0)
     norms = {n: [norm / 256] for n, norm in enumerate(sent.float().norm(dim=1).tolist())}
-    return _dots("Each replica's gradient of the same samples", "replica", "norm", {"norm": norms})
+    return _dots("replica", "norm of its gradient of these samples", {"norm": norms})
 
 
 def _samples(scene: Scene) -> tuple[Picture, ...]:
@@ -231,24 +232,21 @@ def _samples(scene: Scene) -> tuple[Picture, ...]:
         when: {n: [float(data.decode(one).replace("+", "")) for one in own] for n, own in enumerate(share)}
         for when, share in shares.items()
     }
-    return _dots("What each replica reads", "replica", "place in the data", read)
+    return _dots("replica", "places in the data of what it reads", read)
 
 
 def _recorder(scene: Scene) -> tuple[Picture, ...]:
     job = scene.job
     calls = scene.night.hung or (Call("none", 0, 0, "no line, as it moves on"),) * job.world
     said = [f"{one.name}, number {one.number}, {data_size(one.bytes)}; stands at {one.line}" for one in calls]
-    looks = {f"call{n}": RANKS[n]._replace(label=one) for n, one in enumerate(dict.fromkeys(said))}
-    bars = {
-        name: {part: one.number * (look.label == text) for part, look in looks.items()}
-        for name, one, text in zip(_ranks(job), calls, said, strict=True)
-    }
+    kinds, facts = list(dict.fromkeys(said)), dict(zip(_ranks(job), said, strict=True))
+    looks = {f"call{n}": RANKS[n]._replace(label=one[:105]) for n, one in enumerate(kinds)}
+    numbers = zip(facts.items(), calls, strict=True)
+    bars = {name: Counter({f"call{kinds.index(text)}": one.number}) for (name, text), one in numbers}
     most = max(one.number for one in calls) or 8
     panel = bars_panel(bars, looks, Axis("calls so far", 0, most, ticks(most, 8)), 800, str)
-    shown = {part: look._replace(label=look.label[:105]) for part, look in looks.items()}
-    chart = Chart([panel], {"emulated"}, "The last call of each rank", 800, shown)
-    rows = table(COLUMNS, zip(bars, said, strict=True))
-    return (Picture.of(chart, f"{counted(len(looks), 'different call')}.", rows),)
+    chart = Chart([panel], {"emulated"}, None, 800, looks)
+    return (Picture.of(chart, f"{counted(len(looks), 'different call')}.", table(COLUMNS, facts.items())),)
 
 
 def _checkpoints(scene: Scene) -> tuple[Picture, ...]:
@@ -258,7 +256,7 @@ def _checkpoints(scene: Scene) -> tuple[Picture, ...]:
         state = scene.night.checkpoint(saved, scene.now)
         agree = "equal" if (state.weights == state.weights[:1]).all() else "differ"
         dots[f"replicas {agree}"][saved] = [training.held_out(state)]
-    return _dots("Each checkpoint, on held-out samples", "checkpoint", "loss", dots)
+    return _dots("checkpoint", "loss on held-out samples", dots)
 
 
 def checkpoints(scene: Scene) -> list[int]:
