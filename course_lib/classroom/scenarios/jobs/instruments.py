@@ -219,7 +219,7 @@ def _same(scene: Scene) -> tuple[Picture, ...]:
     """Give the share of replica 0 to all of them."""
     job, state = scene.job, scene.night.state(scene.now)
     batch = tuple(part[:1].expand_as(part) for part in training.minibatch(job.but(bad=None), scene.now))
-    sent, _ = training.gradients(replace(state, weights=state.weights[:1].nan_to_num()), job, batch, 256.0)
+    sent, _ = training.gradients(replace(state, weights=state.weights[:1]), job, batch, 256.0)
     norms = {n: [norm / 256] for n, norm in enumerate(sent.float().norm(dim=1).tolist())}
     return _dots("replica", "norm of its gradient of these samples", {"norm": norms})
 
