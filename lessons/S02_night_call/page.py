@@ -6,8 +6,8 @@
 # **You need:** the lessons on [data parallelism](../02_data_parallelism.ipynb) and
 # [mixed precision](../07_mixed_precision.ipynb).
 #
-# The phone rings. Job 4711 trains a language model, and until somebody else looks at it, in the evening, every minute in
-# which it stands still, is slow, or learns something wrong is yours.
+# The phone rings. Job 4711 trains a language model, and until somebody else looks at it, in the evening, every minute
+# in which it stands still, is slow, or learns something wrong is yours.
 #
 # ## 1. What everybody sees
 

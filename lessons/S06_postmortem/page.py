@@ -21,7 +21,7 @@ case.evidence()
 
 # %% [markdown]
 # What the run learns is **measured**: a small model is really trained, by its two replicas, on its data, with its
-# recipe. Its devices and links are **emulated**, with a **jitter** of about 1% on the time of each report.
+# recipe. The run's devices and links are **emulated**, with a **jitter** of about 1% on the time of each report.
 #
 # ## 2. Why was it lost, and from where does it go on?
 #
