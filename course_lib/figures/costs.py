@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from course_lib.figures.axis import MEMORY, TIMES, duration, memory_size, percent
 from course_lib.figures.bars import bars_panel
 from course_lib.figures.chart import Axis, Chart
-from course_lib.figures.palette import LIKELY, STYLES, Style
+from course_lib.figures.palette import LIKELY, RANKS, STYLES, Style
 from course_lib.figures.picture import Picture, Row
 from course_lib.planner import Estimate, Memory
 from course_lib.planner.memory import Fit, memory_of
@@ -35,7 +35,7 @@ MEMORY_PARTS = {
 TIME_PARTS = {
     "compute": _look("forward", "computing"),
     "recompute": _look("backward", "computing again"),
-    "inside": _look("weight_grad", "traffic inside layers"),
+    "inside": RANKS[6]._replace(label="traffic inside layers"),
     "pipeline": _look("other", "messages between stages"),
     "bubble": _look("wait", "bubble"),
     "data": _look("transfer", "gradients and parameters"),

@@ -53,11 +53,11 @@ STYLES = {
     "wait": Style("wait", PAPER, "#8a8a8a", "\\", "#333333"),  # dark on white, or white on dark
 }
 
-# The color of a rank's share, for up to eight ranks.
+# The color of a rank's share, for up to eight ranks; none is that of a kind of span.
 RANKS = (
-    Style("rank 0", "#8bcbf1", "#8bcbf1"),
+    Style("rank 0", "#ff9d8a", "#ff9d8a"),
     Style("rank 1", "#ffc04d", "#c98a00", "/"),
-    Style("rank 2", "#7fe0c0", "#2fb58b", "\\"),
+    Style("rank 2", "#b7cf5a", "#7d9420", "\\"),
     Style("rank 3", "#ecc3d9", "#cc79a7", "|"),
     Style("rank 4", "#f0e442", "#b5a800", "-"),
     Style("rank 5", "#d4d4d4", "#8c8c8c", "."),
