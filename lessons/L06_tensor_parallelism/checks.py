@@ -213,7 +213,9 @@ def _play_heads(fn: Any, x: Tensor, qkv: Tensor, bias: Tensor, out: Tensor, head
     with compute("forward"):
         if not _are_heads(shares, width, len(out)):
             return {"shares": shares}
-        return {"heads": torch.tensor(len(shares[1]) // 3 // width), "partial sum": attention(x, shares, width)}
+        taken = [int((qkv == row).all(1).int().argmax()) for row in shares[0]]
+        y = attention(x, shares, width)
+        return {"heads": torch.tensor(len(shares[1]) // 3 // width), "partial sum": y, "rows": torch.tensor(taken)}
 
 
 def _are_heads(shares: Any, width: int, hidden: int) -> bool:
@@ -237,7 +239,18 @@ def _view_heads(observed: list[Observed]) -> list[Values]:
     return [{k: v for k, v in seen.values.items() if "result" not in k} | of_all for seen in observed]
 
 
-cut_heads = exact("cut_heads", heads_cut, _play_heads, _heads_cases, price_case=_heads(4, 8, 4), compared=_view_heads)
+def _rows_taken(observed: list[Observed]) -> str:
+    """A sentence about the rows that rank 0 takes, if it takes whole heads."""
+    taken, hidden = observed[0].values.get("the result[rows]", ""), len(observed[0].before["out"])
+    if not isinstance(taken, Tensor):
+        return ""
+    parts = ", ".join(str(part.tolist()) for part in taken.chunk(3))
+    begin = f"In qkv, queries begin at row 0, keys at row {hidden}, values at row {2 * hidden}."
+    return f"{begin} Rank 0 takes as its queries, keys and values the rows {parts}."
+
+
+cut = partial(exact, compared=_view_heads, rule=_rows_taken)
+cut_heads = cut("cut_heads", heads_cut, _play_heads, _heads_cases, price_case=_heads(4, 8, 4))
 
 
 # Loss

@@ -1,0 +1,289 @@
+"""What a check sees of a wrong result whose idea it does not know: where it is wrong, and what stands there instead.
+
+Each sentence is true of the numbers, in any exercise, and none guesses at a cause. The first look that sees something
+is told; what it says stands in texts.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from course_lib.classroom.checks.evidence import Difference, Evidence, is_same, kind
+from course_lib.classroom.checks.prose import TEXTS
+from course_lib.ranks import listing
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "0": torch.zeros_like,
+    "rounded down": torch.floor,
+    "rounded up": torch.ceil,
+    "the square of what it should be": torch.square,
+    "the root of what it should be": torch.sqrt,
+    "the reciprocal of what it should be": torch.reciprocal,
+    "1 minus what it should be": lambda right: 1 - right,
+}
+MOST_PARTS = 6  # of a sum that is taken apart
+MOST_CUTS = 100
+
+
+def told(found: Evidence) -> str:
+    """A sentence or two about what is wrong in a run that ended well."""
+    wrong, programs = found.differences, (found.observed, found.right)
+    sends = [any(seen.sent for seen in observed) for observed in programs]
+    if any(seen.ended_group for seen in found.observed):
+        return TEXTS["ended"]
+    if wrong and wrong[0].is_change:
+        return TEXTS["changed"].format(name=wrong[0].name)
+    if wrong and kind(wrong[0].expected) != kind(wrong[0].got):
+        return _another_kind(found, wrong[0])
+    if sends == [False, True]:
+        return TEXTS["silent"]
+    if any(one.operation == "send" for seen in found.observed for one in seen.sent) and _has_holes(wrong):
+        return TEXTS["holes"]
+    if rule := found.exercise.rule(found.observed):
+        return rule
+    if not wrong:
+        return TEXTS["apart"].format(rank=found.disagreeing[0])
+    if all(is_same(one.before, one.got) for one in wrong):
+        return TEXTS["before"].format(names=_names([one.name for one in wrong]))
+    looks = _same_relation(found, wrong) or next(filter(None, (look(found, wrong[0]) for look in LOOKS)), "")
+    return f"{looks or _fallback(found, any(sends))} {_where(found)}".strip()
+
+
+def _fallback(found: Evidence, sends: bool) -> str:
+    if found.disagreeing:
+        return TEXTS["different"].format(rank=found.disagreeing[0])
+    return TEXTS["wrong together" if sends and found.differences[0].name in found.common else "wrong"]
+
+
+def _another_kind(found: Evidence, one: Difference) -> str:
+    """What sets two values apart that are not of one type, dtype and shape."""
+    expected, got = one.expected, one.got
+    if isinstance(expected, str) and isinstance(got, str):
+        return found.exercise.rule(found.observed) or TEXTS["other word"].format(name=one.name)
+    if isinstance(got, str) and got in ("None", "nothing"):
+        return TEXTS["none"].format(rank=one.rank, name=one.name, got=got.replace("nothing", "missing"))
+    text = TEXTS["other kind"].format(rank=one.rank, name=one.name, what=one.differs_in)
+    if isinstance(expected, str) or isinstance(got, str):
+        return text
+    few, many = sorted((expected.double().flatten(), got.double().flatten()), key=len)
+    same = partial(is_same, tolerance=found.tolerance)
+    if got.dim() == expected.dim() == 2 and same(got.double(), expected.double().T):
+        return f"{text} {TEXTS['transposed']}"
+    if len(few) == len(many):
+        return text + f" {TEXTS['right numbers']}" * same(few, many)
+    begins = [i for i in range(len(many) - len(few) + 1) if len(few) and same(many[i : i + len(few)], few)]
+    what = "too few" if len(got.flatten()) < len(many) else "too many"
+    return f"{text} {TEXTS[what].format(place=listed([*range(begins[0], begins[0] + len(few))]))}" if begins else text
+
+
+def _has_holes(wrong: list[Difference]) -> bool:
+    """Whether a wrong value is nan, as unwritten memory is here, where the right one is a number."""
+    pairs = [(one.expected, one.got) for one in wrong]
+    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    return any(bool(b.isnan().any()) and not a.isnan().any() for a, b in tensors)
+
+
+# What all wrong numbers have in common
+
+
+def _off(found: Evidence, one: Difference) -> Tensor:
+    """Which numbers of a value are wrong."""
+    expected, got = one.expected.double(), one.got.double()  # type: ignore[union-attr]
+    return ~torch.isclose(got, expected, 0, found.tolerance, equal_nan=True)
+
+
+def _same_relation(found: Evidence, wrong: list[Difference]) -> str:
+    """A relation to the right number that all wrong numbers of some values have."""
+    masks = [(one, _off(found, one)) for one in wrong]
+    expected, got = (torch.cat([one[i][mask].double() for one, mask in masks]) for i in (3, 4))  # type: ignore[union-attr,index]
+    if not got.isfinite().all():
+        return TEXTS["infinite"].format(what="nan" if got.isnan().any() else "inf") * bool(expected.isfinite().all())
+    largest = float(expected.abs().max())
+    if (most := float((got - expected).abs().max())) < 0.02 * largest:
+        return TEXTS["digits"].format(share=most / largest)
+    scale = max(1.0, float(got.abs().max()) / (largest + 1e-300))
+    same = partial(is_same, got, tolerance=scale * found.tolerance + 1e-12 * largest)
+    for what, function in FUNCTIONS.items():
+        if same(function(expected)) and (what == "0" or _is_telling(expected)):
+            return TEXTS["relation"].format(what=what)
+    factor = float(got @ expected / (expected @ expected))
+    if same(factor * expected) and (len(expected.unique()) > 1 or _is_whole(factor)):
+        return _by_a_factor(factor, found)
+    more = float((got - expected).mean())
+    if len(expected.unique()) > 1 and same(expected + more):
+        return TEXTS["constant"].format(amount=abs(more), more="more" if more > 0 else "less")
+    return ""
+
+
+def _is_telling(value: Tensor) -> bool:
+    """Whether it is no coincidence if other numbers are the same as these."""
+    return len(value.unique()) > 1 or bool((value.double() != value.double().round()).any())
+
+
+def _is_whole(factor: float) -> bool:
+    return factor != 0 and any(abs(one - round(one)) < 1e-4 for one in (factor, 1 / factor))
+
+
+def _by_a_factor(factor: float, found: Evidence) -> str:
+    if abs(factor + 1) < 1e-3:
+        return TEXTS["sign"]
+    times, size = max(abs(factor), abs(1 / factor)), "large" if abs(factor) > 1 else "small"
+    text = TEXTS["factor"].format(times=f"{times:,.0f}" if _is_whole(times) else f"{times:.3g}", size=size)
+    ranks = len(found.observed) if any(seen.sent for seen in found.observed + found.right) else 0
+    if any(abs(times - ranks / some) < 1e-3 for some in range(1, ranks)):
+        text += f" There are {ranks} ranks."
+    given = ((name, one) for name, one in found.right[0].before.items() if isinstance(one, Tensor) and one.dim())
+    if same := [name for name, one in given if abs(times - len(one)) < 1e-3 and "." not in name]:
+        text += f" {TEXTS['as many rows'].format(name=same[0])}"
+    return text + f" {TEXTS['sign']}" * (factor < 0)
+
+
+# What stands there instead
+
+
+def _known(found: Evidence, one: Difference) -> dict[str, Tensor]:
+    """Other tensors in this case, each with a name that a student knows."""
+    right = found.exercise.compared(found.right)
+    known = {f"`{name}` as it was": value for name, value in found.right[one.rank].before.items()}
+    known |= {f"what `{name}` should be": value for name, value in right[one.rank].items()}
+    known |= {f"what rank {rank} should have": seen.get(one.name, "") for rank, seen in enumerate(right)}
+    for rank, seen in enumerate(found.observed):
+        known |= {f"what rank {rank} sent": sent.content for sent in reversed(seen.sent)}
+    return {name: value for name, value in known.items() if isinstance(value, Tensor) and value.is_floating_point()}
+
+
+def _in_another_place(found: Evidence, one: Difference) -> str:
+    """Whether the numbers of a value are right ones, of another place."""
+    expected, got = one.expected, one.got
+    assert isinstance(expected, Tensor) and isinstance(got, Tensor)
+    if not _is_telling(got):
+        return ""
+    same = partial(is_same, got, tolerance=found.tolerance)
+    if what := next((name for name, value in _known(found, one).items() if same(value)), ""):
+        return TEXTS["of another"].format(rank=one.rank, name=one.name, what=what)
+    in_order = [value.double().flatten().sort()[0] for value in (expected, got)]
+    if not is_same(in_order[0], in_order[1], found.tolerance):
+        return ""
+    ways = {": reversed": expected.flatten().flip(0).view_as(got)}
+    ways |= {": transposed": expected.T} if got.dim() == 2 else {}
+    shifts = [(by, dim) for dim, size in enumerate(got.shape) for by in range(1, min(size, 32))]
+    ways |= {f": moved on by {by}": expected.roll(by, dim) for by, dim in shifts}
+    how = next((way for way, value in ways.items() if same(value)), "")
+    return TEXTS["order"].format(rank=one.rank, name=one.name, how=how)
+
+
+def _counted(found: Evidence, one: Difference) -> str:
+    """How often each rank's numbers are in a sum or mean of all, where that is not once."""
+    expected, got = one.expected.double().flatten(), one.got.double().flatten()  # type: ignore[union-attr]
+    for names, parts in _parts(found, len(expected)):
+        total = parts.sum(0)
+        weight = float(expected @ total / (total @ total + 1e-300))
+        if not is_same(expected, weight * total, found.tolerance):
+            continue
+        counts = torch.cartesian_prod(*[torch.arange(4.0, dtype=torch.float64)] * len(parts))
+        fits = ((weight * counts @ parts - got).abs() <= found.tolerance) & _off(found, one).flatten()
+        is_sharp = found.tolerance < 1e-6 * float(expected.abs().max())
+        if is_sharp and fits.any() and fits[:, (first := int(fits.any(0).nonzero()[0]))].sum() == 1:
+            which = fits[:, first].nonzero()[0]
+            place = _part_of(fits[which][0].view_as(one.got))  # type: ignore[arg-type]
+            odd = [(name, int(n)) for name, n in zip(names, counts[which][0], strict=True) if n != 1]
+            said = " and ".join(f"that of {name} {f'{n} times' if n else 'not at all'}" for name, n in odd)
+            return TEXTS["counted"].format(rank=one.rank, name=one.name, place=place and f" {place},", said=said)
+    return ""
+
+
+def _one_more(found: Evidence, one: Difference) -> str:
+    """Whether another tensor was added to a value, or taken from it."""
+    expected, got = one.expected.double(), one.got.double()  # type: ignore[union-attr]
+    for what, other in _known(found, one).items():
+        if (
+            other is not one.expected
+            and other.dim()
+            and other.shape == expected.shape[expected.dim() - other.dim() :]
+            and other.any()
+        ):
+            more = other.double().expand_as(expected)
+            times = float((got - expected).flatten() @ more.flatten() / more.square().sum())
+            if _is_whole(times) and is_same(got, expected + times * more, found.tolerance):
+                how = "plus" if times > 0 else "minus"
+                often = "" if abs(abs(times) - 1) < 1e-4 else f"{abs(times):.3g} times "
+                return TEXTS["one more"].format(rank=one.rank, name=one.name, what=f"{how} {often}{what}")
+    return ""
+
+
+def _first_relation(found: Evidence, one: Difference) -> str:
+    text = _same_relation(found, [one])
+    return text and TEXTS["of one"].format(rank=one.rank, name=one.name, text=text)
+
+
+LOOKS = (_in_another_place, _counted, _one_more, _first_relation)
+
+
+def _parts(found: Evidence, size: int) -> list[tuple[list[str], Tensor]]:
+    """What all ranks give, argument by argument and message by message, cut anywhere to a value of this size."""
+    ranks, given = found.right, [seen.before for seen in found.right]
+    sets = [[of.get(name, "") for of in given] for name in given[0]]
+    sets += [list(row) for row in zip(*([sent.content for sent in seen.sent] for seen in ranks), strict=False)]
+    made = []
+    for values in sets:
+        tensors = [one.double().flatten() for one in values if isinstance(one, Tensor)]
+        sizes = {len(one) for one in tensors}
+        if len(tensors) == len(ranks) <= MOST_PARTS and len(sizes) == 1:
+            flat, cuts = torch.stack(tensors), min(sizes.pop() - size + 1, MOST_CUTS)
+            made += [([f"rank {rank}" for rank in range(len(ranks))], flat[:, i : i + size]) for i in range(cuts)]
+    return made
+
+
+# Where
+
+
+def _where(found: Evidence) -> str:
+    """Which values are wrong, and which are right."""
+    first, wrong = found.differences[0], found.differences
+    ranks, names = sorted({one.rank for one in wrong}), {one.name for one in wrong}
+    right = [name for name in _made(found, first.rank) if name not in names]
+    place = _part_of(_off(found, first))
+    if len(ranks) == len(found.observed) and not (right or place):
+        return ""
+    at = f" on {listing(ranks)}" * (len(ranks) < len(found.observed))
+    text = TEXTS["where"].format(place=place and f"{place} of ", names=_names([one.name for one in wrong]), at=at)
+    return f"{text} {TEXTS['right'].format(names=_names(right))}" if right else text
+
+
+def _made(found: Evidence, rank: int) -> list[str]:
+    """The names of the numbers that the right solution makes on a rank."""
+    before, compared = found.right[rank].before, found.exercise.compared(found.right)[rank]
+    return [
+        name for name, one in compared.items() if isinstance(one, Tensor) and not is_same(one, before.get(name, ""))
+    ]
+
+
+def _names(names: list[str]) -> str:
+    names = list(dict.fromkeys(names))
+    return f"`{names[0]}`" + f" and {len(names) - 1} more" * (len(names) > 1)
+
+
+def _part_of(mask: Tensor) -> str:
+    """Some numbers of a value in words: rows, columns or elements; "" for all of them."""
+    if mask.all() or not mask.dim():
+        return ""
+    if mask.dim() == 2:
+        for dim, what in ((1, "row"), (0, "column")):
+            lines = mask.any(dim)
+            if (lines.unsqueeze(dim) == mask).all():
+                return listed(lines.nonzero().flatten().tolist(), what)
+    at = mask.flatten().nonzero().flatten().tolist()
+    return listed(at) if mask.dim() == 1 else f"{len(at)} of the {mask.numel()} elements"
+
+
+def listed(at: list[int], what: str = "element") -> str:
+    """Places in words: "element 3", "rows 2 to 5", "columns 0, 2, 4", or how many there are."""
+    if len(at) == 1:
+        return f"{what} {at[0]}"
+    if at[-1] - at[0] == len(at) - 1:
+        return f"{what}s {at[0]} to {at[-1]}"
+    return f"{what}s {', '.join(map(str, at))}" if len(at) <= 6 else f"{len(at)} {what}s"
