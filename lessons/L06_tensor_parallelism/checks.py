@@ -240,12 +240,15 @@ def _view_heads(observed: list[Observed]) -> list[Values]:
 
 
 def _rows_taken(observed: list[Observed]) -> str:
-    """A sentence about the rows that rank 0 takes, if it takes whole heads."""
+    """A sentence about the rows that rank 0 takes, if they are not those of the same heads."""
     taken, hidden = observed[0].values.get("the result[rows]", ""), len(observed[0].before["out"])
     if not isinstance(taken, Tensor):
         return ""
-    parts = ", ".join(str(part.tolist()) for part in taken.chunk(3))
+    query, key, value = taken.chunk(3)
+    if torch.equal(key, query + hidden) and torch.equal(value, key + hidden):
+        return ""
     begin = f"In qkv, queries begin at row 0, keys at row {hidden}, values at row {2 * hidden}."
+    parts = ", ".join(str(part.tolist()) for part in (query, key, value))
     return f"{begin} Rank 0 takes as its queries, keys and values the rows {parts}."
 
 

@@ -9,6 +9,7 @@ which one?    which wrong solution has the same?
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -134,6 +135,7 @@ def _explain_accident(
     return Verdict(exercise.name, "error", text, facts=facts)
 
 
+@functools.cache
 def _how_it_fails(exercise: Part, case: Case, mistake: Mistake) -> tuple:
     """How the run of a wrong solution ends if it fails; () if it does not."""
     try:

@@ -216,7 +216,7 @@ def _one_more(found: Evidence, one: Difference) -> str:
 
 
 def _first_relation(found: Evidence, one: Difference) -> str:
-    text = _same_relation(found, [one])
+    text = _same_relation(found, [one]) if one.expected.numel() > 1 else ""  # type: ignore[union-attr]
     return text and TEXTS["of one"].format(rank=one.rank, name=one.name, text=text)
 
 
@@ -251,6 +251,8 @@ def _where(found: Evidence) -> str:
         return ""
     at = f" on {listing(ranks)}" * (len(ranks) < len(found.observed))
     text = TEXTS["where"].format(place=place and f"{place} of ", names=_names([one.name for one in wrong]), at=at)
+    if sound := sorted(set(range(len(found.observed))) - set(ranks)):
+        text += f" {TEXTS['sound'].format(ranks=listing(sound))}"
     return f"{text} {TEXTS['right'].format(names=_names(right))}" if right else text
 
 

@@ -120,18 +120,18 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.column_parallel: told(
         column,
         column_detached=("nothing goes on to x", f, "x.detach(); summed(x)"),
-        column_without_bias=("`the result[bias.grad]` has another", "weight, bias)", "weight)"),
+        column_without_bias=("`the result[bias.grad]` is None", "weight, bias)", "weight)"),
         column_in_float32=("`the result[y]` has another", y, f"{y}.float()"),
         column_of_two_ranks=("1.5 times too small. There are 3 ranks", "summed", of_two),
-        column_reduced_to_rank_0=("Only rank 0 has what it should have", "summed", to_rank_0),
+        column_reduced_to_rank_0=("Here counts that of rank 0 not at all", "summed", to_rank_0),
         column_returns_a_pair=("than it should have", y, f"{y}, x"),
-        column_broadcasts=("not what one process would have", "summed", "lambda one: dist.broadcast(one, 0) or one"),
+        column_broadcasts=("is exactly what rank 0 sent", "summed", "lambda one: dist.broadcast(one, 0) or one"),
     ),
     checks.row_parallel: told(
         row,
         row_of_differentiable_all_reduce=("added up once more on the way back", *differentiable),
         row_as_a_difference=("different numbers in their last digits", g, difference),
-        row_detached=("`the result[x.grad]` has another", g, "summed(partial_sum.detach())"),
+        row_detached=("`the result[x.grad]` is None", g, "summed(partial_sum.detach())"),
         row_takes_the_largest=(
             "not what one process would have",
             g,
@@ -151,7 +151,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         entropy,
         loss_alone=("sends nothing", agree, "pass", add_up, "pass"),
         loss_as_a_number=("`the result[loss]` has another", mean, f"{mean}.item()"),
-        loss_without_gradient=("than it should have", ", gradient.div_(len(targets))", ""),
+        loss_without_gradient=("`the result[loss]` is missing", ", gradient.div_(len(targets))", ""),
         loss_in_the_logits=("changes `logits`", "logits - largest[:, None]", "logits.sub_(largest[:, None])"),
         loss_summed_once_more=("2 times too large", mean, f"summed({mean})"),
         # the right result, from all logits, twice
