@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +20,10 @@ from course_lib.ranks import listing
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "0": torch.zeros_like,
     "rounded down": torch.floor,
-    "rounded up": torch.ceil,
     "the square of what it should be": torch.square,
     "the root of what it should be": torch.sqrt,
-    "the reciprocal of what it should be": torch.reciprocal,
     "1 minus what it should be": lambda right: 1 - right,
 }
-MOST_PARTS = 6  # of a sum that is taken apart
-MOST_CUTS = 100
 
 
 def told(found: Evidence) -> str:
@@ -59,25 +56,27 @@ def _fallback(found: Evidence, sends: bool) -> str:
     return TEXTS["wrong together" if sends and found.differences[0].name in found.common else "wrong"]
 
 
+def _say(heading: str, one: Difference, **fields: Any) -> str:
+    return TEXTS[heading].format(rank=one.rank, name=one.name, **fields)
+
+
 def _another_kind(found: Evidence, one: Difference) -> str:
     """What sets two values apart that are not of one type, dtype and shape."""
     expected, got = one.expected, one.got
     if isinstance(expected, str) and isinstance(got, str):
-        return found.exercise.rule(found.observed) or TEXTS["other word"].format(name=one.name)
+        return found.exercise.rule(found.observed) or _say("other word", one)
     if isinstance(got, str) and got in ("None", "nothing"):
-        return TEXTS["none"].format(rank=one.rank, name=one.name, got=got.replace("nothing", "missing"))
-    text = TEXTS["other kind"].format(rank=one.rank, name=one.name, what=one.differs_in)
+        return _say("none", one, got=got.replace("nothing", "missing"))
+    text = _say("other kind", one, what=one.differs_in)
     if isinstance(expected, str) or isinstance(got, str):
         return text
     few, many = sorted((expected.double().flatten(), got.double().flatten()), key=len)
-    same = partial(is_same, tolerance=found.tolerance)
-    if got.dim() == expected.dim() == 2 and same(got.double(), expected.double().T):
-        return f"{text} {TEXTS['transposed']}"
-    if len(few) == len(many):
-        return text + f" {TEXTS['right numbers']}" * same(few, many)
-    begins = [i for i in range(len(many) - len(few) + 1) if len(few) and same(many[i : i + len(few)], few)]
-    what = "too few" if len(got.flatten()) < len(many) else "too many"
-    return f"{text} {TEXTS[what].format(place=listed([*range(begins[0], begins[0] + len(few))]))}" if begins else text
+    same, size = partial(is_same, tolerance=found.tolerance), len(few)
+    if same(few.sort()[0], many.sort()[0]):
+        return f"{text} {TEXTS['right numbers']}"
+    at = next((i for i in range(len(many) - size + 1) if size and same(many[i : i + size], few)), None)
+    what = "too many" if got.numel() > expected.numel() else "too few"
+    return text if at is None else f"{text} {TEXTS[what].format(place=listed([*range(at, at + size)]))}"
 
 
 def _has_holes(wrong: list[Difference]) -> bool:
@@ -147,10 +146,12 @@ def _by_a_factor(factor: float, found: Evidence) -> str:
 
 def _known(found: Evidence, one: Difference) -> dict[str, Tensor]:
     """Other tensors in this case, each with a name that a student knows."""
-    right = found.exercise.compared(found.right)
-    known = {f"`{name}` as it was": value for name, value in found.right[one.rank].before.items()}
-    known |= {f"what `{name}` should be": value for name, value in right[one.rank].items()}
-    known |= {f"what rank {rank} should have": seen.get(one.name, "") for rank, seen in enumerate(right)}
+    right, before = found.exercise.compared(found.right), found.right[one.rank].before
+    known = {f"`{name}` as it was": value for name, value in before.items()}
+    flat = {name: value for name, value in before.items() if isinstance(value, Tensor) and value.dim() == 1}
+    known |= {f"piece {one.rank} of `{name}`": value.tensor_split(len(right))[one.rank] for name, value in flat.items()}
+    known |= {f"what `{name}` should be": value for name, value in right[one.rank].items() if name != one.name}
+    known |= {f"what rank {r} should have": seen.get(one.name, "") for r, seen in enumerate(right) if r != one.rank}
     for rank, seen in enumerate(found.observed):
         known |= {f"what rank {rank} sent": sent.content for sent in reversed(seen.sent)}
     return {name: value for name, value in known.items() if isinstance(value, Tensor) and value.is_floating_point()}
@@ -160,82 +161,39 @@ def _in_another_place(found: Evidence, one: Difference) -> str:
     """Whether the numbers of a value are right ones, of another place."""
     expected, got = one.expected, one.got
     assert isinstance(expected, Tensor) and isinstance(got, Tensor)
+    same = partial(is_same, tolerance=found.tolerance)
     if not _is_telling(got):
         return ""
-    same = partial(is_same, got, tolerance=found.tolerance)
-    if what := next((name for name, value in _known(found, one).items() if same(value)), ""):
-        return TEXTS["of another"].format(rank=one.rank, name=one.name, what=what)
-    in_order = [value.double().flatten().sort()[0] for value in (expected, got)]
-    if not is_same(in_order[0], in_order[1], found.tolerance):
+    if what := next((name for name, value in _known(found, one).items() if same(got, value)), ""):
+        return _say("of another", one, what=what)
+    if not same(*(value.double().flatten().sort()[0] for value in (expected, got))):
         return ""
-    ways = {": reversed": expected.flatten().flip(0).view_as(got)}
-    ways |= {": transposed": expected.T} if got.dim() == 2 else {}
     shifts = [(by, dim) for dim, size in enumerate(got.shape) for by in range(1, min(size, 32))]
-    ways |= {f": moved on by {by}": expected.roll(by, dim) for by, dim in shifts}
-    how = next((way for way, value in ways.items() if same(value)), "")
-    return TEXTS["order"].format(rank=one.rank, name=one.name, how=how)
-
-
-def _counted(found: Evidence, one: Difference) -> str:
-    """How often each rank's numbers are in a sum or mean of all, where that is not once."""
-    expected, got = one.expected.double().flatten(), one.got.double().flatten()  # type: ignore[union-attr]
-    for names, parts in _parts(found, len(expected)):
-        total = parts.sum(0)
-        weight = float(expected @ total / (total @ total + 1e-300))
-        if not is_same(expected, weight * total, found.tolerance):
-            continue
-        counts = torch.cartesian_prod(*[torch.arange(4.0, dtype=torch.float64)] * len(parts))
-        fits = ((weight * counts @ parts - got).abs() <= found.tolerance) & _off(found, one).flatten()
-        is_sharp = found.tolerance < 1e-6 * float(expected.abs().max())
-        if is_sharp and fits.any() and fits[:, (first := int(fits.any(0).nonzero()[0]))].sum() == 1:
-            which = fits[:, first].nonzero()[0]
-            place = _part_of(fits[which][0].view_as(one.got))  # type: ignore[arg-type]
-            odd = [(name, int(n)) for name, n in zip(names, counts[which][0], strict=True) if n != 1]
-            said = " and ".join(f"that of {name} {f'{n} times' if n else 'not at all'}" for name, n in odd)
-            return TEXTS["counted"].format(rank=one.rank, name=one.name, place=place and f" {place},", said=said)
-    return ""
+    ways = {f": moved on by {by}": expected.roll(by, dim) for by, dim in shifts}
+    ways |= {": transposed": expected.T} if got.dim() == 2 else {}
+    ways[": reversed"] = expected.flatten().flip(0).view_as(got)
+    return _say("order", one, how=next((way for way, value in ways.items() if same(got, value)), ""))
 
 
 def _one_more(found: Evidence, one: Difference) -> str:
     """Whether another tensor was added to a value, or taken from it."""
     expected, got = one.expected.double(), one.got.double()  # type: ignore[union-attr]
     for what, other in _known(found, one).items():
-        if (
-            other is not one.expected
-            and other.dim()
-            and other.shape == expected.shape[expected.dim() - other.dim() :]
-            and other.any()
-        ):
+        if other.dim() and other.any() and other.shape == expected.shape[expected.dim() - other.dim() :]:
             more = other.double().expand_as(expected)
             times = float((got - expected).flatten() @ more.flatten() / more.square().sum())
             if _is_whole(times) and is_same(got, expected + times * more, found.tolerance):
-                how = "plus" if times > 0 else "minus"
                 often = "" if abs(abs(times) - 1) < 1e-4 else f"{abs(times):.3g} times "
-                return TEXTS["one more"].format(rank=one.rank, name=one.name, what=f"{how} {often}{what}")
+                return _say("one more", one, what=f"{'plus' if times > 0 else 'minus'} {often}{what}")
     return ""
 
 
 def _first_relation(found: Evidence, one: Difference) -> str:
     text = _same_relation(found, [one]) if one.expected.numel() > 1 else ""  # type: ignore[union-attr]
-    return text and TEXTS["of one"].format(rank=one.rank, name=one.name, text=text)
+    return text and _say("of one", one, text=text)
 
 
-LOOKS = (_in_another_place, _counted, _one_more, _first_relation)
-
-
-def _parts(found: Evidence, size: int) -> list[tuple[list[str], Tensor]]:
-    """What all ranks give, argument by argument and message by message, cut anywhere to a value of this size."""
-    ranks, given = found.right, [seen.before for seen in found.right]
-    sets = [[of.get(name, "") for of in given] for name in given[0]]
-    sets += [list(row) for row in zip(*([sent.content for sent in seen.sent] for seen in ranks), strict=False)]
-    made = []
-    for values in sets:
-        tensors = [one.double().flatten() for one in values if isinstance(one, Tensor)]
-        sizes = {len(one) for one in tensors}
-        if len(tensors) == len(ranks) <= MOST_PARTS and len(sizes) == 1:
-            flat, cuts = torch.stack(tensors), min(sizes.pop() - size + 1, MOST_CUTS)
-            made += [([f"rank {rank}" for rank in range(len(ranks))], flat[:, i : i + size]) for i in range(cuts)]
-    return made
+LOOKS = (_in_another_place, _one_more, _first_relation)
 
 
 # Where
@@ -258,10 +216,8 @@ def _where(found: Evidence) -> str:
 
 def _made(found: Evidence, rank: int) -> list[str]:
     """The names of the numbers that the right solution makes on a rank."""
-    before, compared = found.right[rank].before, found.exercise.compared(found.right)[rank]
-    return [
-        name for name, one in compared.items() if isinstance(one, Tensor) and not is_same(one, before.get(name, ""))
-    ]
+    before, made = found.right[rank].before, found.exercise.compared(found.right)[rank]
+    return [name for name, one in made.items() if isinstance(one, Tensor) and not is_same(one, before.get(name, ""))]
 
 
 def _names(names: list[str]) -> str:
