@@ -213,7 +213,9 @@ def _play_heads(fn: Any, x: Tensor, qkv: Tensor, bias: Tensor, out: Tensor, head
     with compute("forward"):
         if not _are_heads(shares, width, len(out)):
             return {"shares": shares}
-        taken = [int((qkv == row).all(1).int().argmax()) for row in shares[0]]
+        pairs = zip(shares, (qkv, bias[:, None], out.T), strict=True)
+        three = [(one.view(len(one), -1) if one is not shares[2] else one.T, whole) for one, whole in pairs]
+        taken = [[*(whole == row).all(1).nonzero().flatten(), -1][0] for own, whole in three for row in own]
         y = attention(x, shares, width)
         return {"heads": torch.tensor(len(shares[1]) // 3 // width), "partial sum": y, "rows": torch.tensor(taken)}
 
@@ -240,16 +242,16 @@ def _view_heads(observed: list[Observed]) -> list[Values]:
 
 
 def _rows_taken(observed: list[Observed]) -> str:
-    """A sentence about the rows that rank 0 takes, if they are not those of the same heads."""
+    """A sentence about the rows and columns that rank 0 takes, if they do not belong to the same heads."""
     taken, hidden = observed[0].values.get("the result[rows]", ""), len(observed[0].before["out"])
-    if not isinstance(taken, Tensor):
+    if not isinstance(taken, Tensor) or taken.min() < 0:
         return ""
-    query, key, value = taken.chunk(3)
-    if torch.equal(key, query + hidden) and torch.equal(value, key + hidden):
+    rows, bias, columns = taken.split([len(taken) * 3 // 7, len(taken) * 3 // 7, len(taken) // 7])
+    if torch.equal(rows, bias) and torch.equal(rows, torch.cat([columns + i * hidden for i in range(3)])):
         return ""
-    begin = f"In qkv, queries begin at row 0, keys at row {hidden}, values at row {2 * hidden}."
-    parts = ", ".join(str(part.tolist()) for part in (query, key, value))
-    return f"{begin} Rank 0 takes as its queries, keys and values the rows {parts}."
+    begin = f"In qkv and bias, queries begin at row 0, keys at {hidden}, values at {2 * hidden}."
+    rows, bias, columns = (one.tolist() for one in (rows, bias, columns))
+    return f"{begin} Rank 0 takes the rows {rows} of qkv, {bias} of bias, and the columns {columns} of out."
 
 
 cut = partial(exact, compared=_view_heads, rule=_rows_taken)

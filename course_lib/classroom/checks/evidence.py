@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from course_lib.classroom.checks.part import Case, Mistake, Observed, Part, Value
+from course_lib.instruments.watch import Sent
 
 
 class Difference(NamedTuple):
@@ -104,7 +105,7 @@ class Evidence:
 
     def _fits(self, theirs: list[Observed]) -> bool:
         """Whether the messages fit a mistake: the same if the result is right, else messages on the same ranks."""
-        mine, other = ([_traffic(seen) for seen in observed] for observed in (self.observed, theirs))
+        mine, other = ([Counter(map(traffic, seen.sent)) for seen in observed] for observed in (self.observed, theirs))
         alike = [*map(bool, mine)] == [*map(bool, other)] if self.differences else mine == other
         return alike and not any(self._between(theirs, self.observed))
 
@@ -133,9 +134,9 @@ def _numbers(value: Tensor) -> str:
     return ", ".join(f"{number:.6g}" for number in value.flatten().tolist())
 
 
-def _traffic(seen: Observed) -> Counter[tuple[str, int, int]]:
-    """The number of messages by operation, peer and elements."""
-    return Counter((sent.operation, sent.peer, sent.content.numel()) for sent in seen.sent)
+def traffic(sent: Sent) -> tuple[str, int, int]:
+    """The operation, peer and number of elements of a message."""
+    return sent.operation, sent.peer, sent.content.numel()
 
 
 def _sent_the_same(seen: Observed, other: Observed) -> bool:

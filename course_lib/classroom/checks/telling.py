@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.classroom.checks.evidence import Difference, Evidence, is_same, kind
+from course_lib.classroom.checks.evidence import Difference, Evidence, is_same, kind, traffic
+from course_lib.classroom.checks.part import Value
 from course_lib.classroom.checks.prose import TEXTS
 from course_lib.ranks import listing
 
@@ -52,8 +53,23 @@ def told(found: Evidence) -> str:
 
 def _fallback(found: Evidence, sends: bool) -> str:
     if found.disagreeing:
-        return TEXTS["different"].format(rank=found.disagreeing[0])
-    return TEXTS["wrong together" if sends and found.differences[0].name in found.common else "wrong"]
+        text = TEXTS["different"].format(rank=found.disagreeing[0])
+    else:
+        text = TEXTS["wrong together" if sends and found.differences[0].name in found.common else "wrong"]
+    return f"{text} {_messages(found) if sends else ''}".strip()
+
+
+def _messages(found: Evidence) -> str:
+    """What is right of the messages, if they are as many and as long as those of the right solution."""
+    both = [(rank, *pair) for rank, pair in enumerate(zip(found.observed, found.right, strict=True))]
+    if any(not one.content.any() for seen in found.observed for one in seen.sent if one.content.numel() > 1):
+        return TEXTS["sends zeros"]
+    if not all([*map(traffic, seen.sent)] == [*map(traffic, right.sent)] for _, seen, right in both):
+        return ""
+    pairs = ((i, rank, pair) for rank, a, b in both for i, pair in enumerate(zip(a.sent, b.sent, strict=True)))
+    off = [(i, rank) for i, rank, (a, b) in pairs if not is_same(a.content, b.content, found.tolerance)]
+    number, rank = min(off, default=(-1, 0))
+    return TEXTS["sends other" if off else "sends right"].format(rank=rank, number=number + 1)
 
 
 def _say(heading: str, one: Difference, **fields: Any) -> str:
@@ -69,6 +85,8 @@ def _another_kind(found: Evidence, one: Difference) -> str:
         return _say("none", one, got=got.replace("nothing", "missing"))
     text = _say("other kind", one, what=one.differs_in)
     if isinstance(expected, str) or isinstance(got, str):
+        return text
+    if one.differs_in == "dtype":
         return text
     few, many = sorted((expected.double().flatten(), got.double().flatten()), key=len)
     same, size = partial(is_same, tolerance=found.tolerance), len(few)
@@ -115,7 +133,9 @@ def _same_relation(found: Evidence, wrong: list[Difference]) -> str:
     more = float((got - expected).mean())
     if len(expected.unique()) > 1 and same(expected + more):
         return TEXTS["constant"].format(amount=abs(more), more="more" if more > 0 else "less")
-    return ""
+    return TEXTS["places"] * (
+        len({one.name for one in wrong}) > 1 and is_same(got.sort()[0], expected.sort()[0], found.tolerance)
+    )
 
 
 def _is_telling(value: Tensor) -> bool:
@@ -146,10 +166,12 @@ def _by_a_factor(factor: float, found: Evidence) -> str:
 
 def _known(found: Evidence, one: Difference) -> dict[str, Tensor]:
     """Other tensors in this case, each with a name that a student knows."""
-    right, before = found.exercise.compared(found.right), found.right[one.rank].before
-    known = {f"`{name}` as it was": value for name, value in before.items()}
-    flat = {name: value for name, value in before.items() if isinstance(value, Tensor) and value.dim() == 1}
-    known |= {f"piece {one.rank} of `{name}`": value.tensor_split(len(right))[one.rank] for name, value in flat.items()}
+    right, known = found.exercise.compared(found.right), dict[str, Value]()
+    for rank, seen in sorted(enumerate(found.right), key=lambda pair: pair[0] != one.rank):
+        known |= {f"`{name}` of rank {rank} as it was": value for name, value in seen.before.items()}
+        flat = {name: it for name, it in seen.before.items() if isinstance(it, Tensor) and it.dim() == 1}
+        pieces = {name: value.tensor_split(len(right))[one.rank] for name, value in flat.items()}
+        known |= {f"piece {one.rank} of `{name}` of rank {rank}": value for name, value in pieces.items()}
     known |= {f"what `{name}` should be": value for name, value in right[one.rank].items() if name != one.name}
     known |= {f"what rank {r} should have": seen.get(one.name, "") for r, seen in enumerate(right) if r != one.rank}
     for rank, seen in enumerate(found.observed):

@@ -358,6 +358,27 @@ def test_the_same_kind_of_exception_is_not_the_same_idea() -> None:
     assert tripled(raises_something_else).idea == ""
 
 
+def test_whoever_passed_a_case_does_not_have_an_idea_that_fails_there() -> None:
+    cases = [Case(f"{n} ranks", n, numbers) for n in (2, 3)]
+    tripled = Exercise("doubled", doubled, play, lambda seed: cases, price_case=cases[-1])
+    tripled.mistake(refuses, fails=True)
+    assert tripled(lambda tensor: refuses(tensor) if dist.get_world_size() == 3 else 2 * tensor).idea == ""
+
+
+def test_nan_of_another_origin_is_not_the_same_idea() -> None:
+    tripled = make()
+    tripled.mistake(named("nan_summed", undefined_after(dist.ReduceOp.SUM)))
+    assert tripled(undefined_after(dist.ReduceOp.SUM, times=lambda tensor: tensor.exp())).idea == ""
+
+
+def undefined_after(operation: Any, times: Any = torch.clone) -> Any:
+    def undefined(tensor: Tensor) -> Tensor:
+        dist.all_reduce(times(tensor), operation)
+        return tensor * torch.nan
+
+    return undefined
+
+
 def test_a_price_is_not_called_an_idea_that_costs_nothing() -> None:
     """If a mistake's result is right in this case, the same result does not prove that mistake."""
 

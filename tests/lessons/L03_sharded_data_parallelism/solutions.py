@@ -242,7 +242,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         in_single_precision=("than it should have", result, "return total.float()"),
         turns_it_around=("in the wrong order", result, "return total.flip(0)"),
         twice_too_large=("2 times too large", result, "return 2 * total"),
-        talks_to_one_rank_alone=("Here counts that of rank 1 not at all", "range(1, n)", "range(1, 2)"),
+        talks_to_one_rank_alone=("should be minus piece 0 of `tensor` of rank 1", "range(1, n)", "range(1, 2)"),
     ),
     checks.all_gather: told(
         gathered,

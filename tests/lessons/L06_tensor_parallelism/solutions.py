@@ -123,7 +123,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         column_without_bias=("`the result[bias.grad]` is None", "weight, bias)", "weight)"),
         column_in_float32=("`the result[y]` has another", y, f"{y}.float()"),
         column_of_two_ranks=("1.5 times too small. There are 3 ranks", "summed", of_two),
-        column_reduced_to_rank_0=("Here counts that of rank 0 not at all", "summed", to_rank_0),
+        column_reduced_to_rank_0=("on rank 1. Right on rank 0.", "summed", to_rank_0),
         column_returns_a_pair=("than it should have", y, f"{y}, x"),
         column_broadcasts=("is exactly what rank 0 sent", "summed", "lambda one: dist.broadcast(one, 0) or one"),
     ),
@@ -133,7 +133,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         row_as_a_difference=("different numbers in their last digits", g, difference),
         row_detached=("`the result[x.grad]` is None", g, "summed(partial_sum.detach())"),
         row_takes_the_largest=(
-            "not what one process would have",
+            "Your ranks send exactly what they should.",
             g,
             in_place.replace(".data", ".data, dist.ReduceOp.MAX"),
         ),
