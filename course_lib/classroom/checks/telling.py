@@ -6,7 +6,6 @@ is told; what it says stands in texts.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,14 +16,6 @@ from course_lib.classroom.checks.evidence import Difference, Evidence, is_same, 
 from course_lib.classroom.checks.part import Value
 from course_lib.classroom.checks.prose import TEXTS
 from course_lib.ranks import listing
-
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "0": torch.zeros_like,
-    "rounded down": torch.floor,
-    "the square of what it should be": torch.square,
-    "the root of what it should be": torch.sqrt,
-    "1 minus what it should be": lambda right: 1 - right,
-}
 
 
 def told(found: Evidence) -> str:
@@ -39,7 +30,8 @@ def told(found: Evidence) -> str:
         return _another_kind(found, wrong[0])
     if sends == [False, True]:
         return TEXTS["silent"]
-    if any(one.operation == "send" for seen in found.observed for one in seen.sent) and _has_holes(wrong):
+    by_messages = any(sent.operation == "send" for seen in found.observed for sent in seen.sent)
+    if by_messages and any(isinstance(one.got, Tensor) and one.got.isnan().any() for one in wrong):
         return TEXTS["holes"]
     if rule := found.exercise.rule(found.observed):
         return rule
@@ -86,22 +78,8 @@ def _another_kind(found: Evidence, one: Difference) -> str:
     text = _say("other kind", one, what=one.differs_in)
     if isinstance(expected, str) or isinstance(got, str):
         return text
-    if one.differs_in == "dtype":
-        return text
-    few, many = sorted((expected.double().flatten(), got.double().flatten()), key=len)
-    same, size = partial(is_same, tolerance=found.tolerance), len(few)
-    if same(few.sort()[0], many.sort()[0]):
-        return f"{text} {TEXTS['right numbers']}"
-    at = next((i for i in range(len(many) - size + 1) if size and same(many[i : i + size], few)), None)
-    what = "too many" if got.numel() > expected.numel() else "too few"
-    return text if at is None else f"{text} {TEXTS[what].format(place=listed([*range(at, at + size)]))}"
-
-
-def _has_holes(wrong: list[Difference]) -> bool:
-    """Whether a wrong value is nan, as unwritten memory is here, where the right one is a number."""
-    pairs = [(one.expected, one.got) for one in wrong]
-    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
-    return any(bool(b.isnan().any()) and not a.isnan().any() for a, b in tensors)
+    numbers = [value.double().flatten().sort()[0] for value in (expected, got)]
+    return text + f" {TEXTS['right numbers']}" * is_same(numbers[0], numbers[1], found.tolerance)
 
 
 # What all wrong numbers have in common
@@ -124,18 +102,16 @@ def _same_relation(found: Evidence, wrong: list[Difference]) -> str:
         return TEXTS["digits"].format(share=most / largest)
     scale = max(1.0, float(got.abs().max()) / (largest + 1e-300))
     same = partial(is_same, got, tolerance=scale * found.tolerance + 1e-12 * largest)
-    for what, function in FUNCTIONS.items():
-        if same(function(expected)) and (what == "0" or _is_telling(expected)):
-            return TEXTS["relation"].format(what=what)
+    if not got.any():
+        return TEXTS["zero"]
     factor = float(got @ expected / (expected @ expected))
     if same(factor * expected) and (len(expected.unique()) > 1 or _is_whole(factor)):
         return _by_a_factor(factor, found)
     more = float((got - expected).mean())
     if len(expected.unique()) > 1 and same(expected + more):
         return TEXTS["constant"].format(amount=abs(more), more="more" if more > 0 else "less")
-    return TEXTS["places"] * (
-        len({one.name for one in wrong}) > 1 and is_same(got.sort()[0], expected.sort()[0], found.tolerance)
-    )
+    are_several = len({one.name for one in wrong}) > 1
+    return TEXTS["places"] * (are_several and is_same(got.sort()[0], expected.sort()[0], found.tolerance))
 
 
 def _is_telling(value: Tensor) -> bool:
