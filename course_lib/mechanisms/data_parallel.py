@@ -60,26 +60,26 @@ class Message:
 
     def __init__(self, parameters: Sequence[nn.Parameter], weight: float, dtype: torch.dtype) -> None:
         sizes = [*(parameter.numel() for parameter in parameters), len(parameters) + 1]
-        self._weight, self._content = weight, parameters[0].new_empty(sum(sizes), dtype=dtype)
+        self._content = parameters[0].new_empty(sum(sizes), dtype=dtype)
         *places, self._weights = self._content.split(sizes)
         self._places = {p: place.view_as(p) for p, place in zip(parameters, places, strict=True)}
+        self._weight, self._factor = weight, self._weights.fill_(weight)[-1:]
 
     def pack(self, parameter: nn.Parameter) -> Tensor:
         """Put a gradient into its place, and return the place."""
         place, gradient = self._places[parameter], parameter.grad
         if gradient is None or self._weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
             return place.zero_()
-        return torch.mul(gradient.to(place.dtype), self._weight, out=place)
+        return torch.mul(gradient, self._factor, out=place)
 
     @torch.no_grad()
     def packed(self) -> Tensor:
         """What the ranks have to add up: all gradients, each packed now unless it is in its place already."""
-        had_one = []
-        for parameter, place in self._places.items():
-            had_one.append(self._weight * (parameter.grad is not None))
+        for number, (parameter, place) in enumerate(self._places.items()):
+            if parameter.grad is None:
+                self._weights[number] = 0
             if parameter.grad is not place:
                 self.pack(parameter)
-        self._weights.copy_(self._weights.new_tensor([*had_one, self._weight]))
         return self._content
 
     def take_means(self) -> None:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 
 from course_lib import data
-from course_lib.classroom.runs.training import SMALL, RoundedWeights, flat, gradients_of, train
+from course_lib.classroom.runs.training import SMALL, flat, gradients_of, train
 from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View
 from course_lib.figures import loss_at_end, loss_curves
@@ -32,7 +32,7 @@ from course_lib.figures.axis import counted, number, percent
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from lessons.L07_mixed_precision.figure import lost, number_range, power
-from lessons.L07_mixed_precision.runs import Format, exponents
+from lessons.L07_mixed_precision.runs import Format, RoundedWeights, exponents
 
 SAMPLES, STEPS = 64, 150
 MICRO_BATCHES = 2**16  # in one minibatch, whose tokens the loss may be divided by

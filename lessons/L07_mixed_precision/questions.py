@@ -20,8 +20,6 @@ from course_lib.classroom.questions.units import BYTES
 from course_lib.classroom.runs.events import Grid, run_batch
 from course_lib.classroom.runs.training import (
     SMALL,
-    RoundedWeights,
-    average_into,
     flat,
     gradients_of,
     moments_of,
@@ -39,7 +37,7 @@ from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from course_lib.ranks import Link, Pace, launch
 from course_lib.timeline import Timeline, compute
-from lessons.L07_mixed_precision.runs import share_moved
+from lessons.L07_mixed_precision.runs import RoundedWeights, average_into, share_moved
 
 STEPS, BATCH = 150, 64
 

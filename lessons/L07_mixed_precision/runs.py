@@ -5,8 +5,7 @@
     32-bit sums       a sum stalls at 256 (bfloat16) or 2048 (float16) ones         running_sum
     loss scaling      gradients below 2^-25 become zero in float16                  exponents, Format, train
 
-The first two have the same cause: the number added is too small beside the number that is there. (`train` and
-`RoundedWeights`, an optimizer with only 16 bits for everything, are in `classroom.runs.training`.)
+The first two have the same cause: the number added is too small beside the number that is there.
 
 Micikevicius et al. 2018, "Mixed Precision Training", ICLR, sections 3.1 and 3.2, figures 2 and 3.
 """
@@ -15,11 +14,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.classroom.runs.training import flat, gradients_of
+from course_lib.mechanisms.mixed_precision import LossScaler
 
 
 def running_sum(start: float, increment: float, times: int, dtype: torch.dtype) -> list[float]:
@@ -39,6 +42,43 @@ def share_moved(before: Iterable[Tensor], after: Iterable[Tensor]) -> float:
     """The share of weights, 0 to 1, that have changed."""
     moved = torch.cat([(old != new).flatten() for old, new in zip(before, after, strict=True)])
     return moved.double().mean().item()
+
+
+class RoundedWeights:
+    """An optimizer without master weights: weights, gradients and sums all have 16 bits.
+
+    scaler: unscales, and skips steps that overflow; unscaled gradients are rounded to 16 bits.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        optimizer_cls: Callable[..., Any],
+        scaler: LossScaler | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.master_parameters = list(parameters)  # the model's own
+        self.optimizer = optimizer_cls(self.master_parameters, **kwargs)
+        self.scaler = scaler
+
+    def step(self) -> bool:
+        """Update the weights, unless a gradient overflowed; clear all gradients. Returns whether it updated."""
+        is_finite = self.scaler is None or self.scaler.unscale_and_update(self.master_parameters)
+        if is_finite:
+            self.optimizer.step()
+        self.zero_grad()
+        return is_finite
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+
+def average_into(kept: Tensor, model: nn.Module, sums: torch.dtype) -> None:
+    """Set the gradient of an optimizer's flat copy of all weights to the mean over the ranks, summed in this dtype."""
+    mean = flat(gradients_of(model)).to(sums)
+    dist.all_reduce(mean)
+    kept.grad = (mean / dist.get_world_size()).to(kept.dtype)
+    model.zero_grad()
 
 
 def exponents(gradients: Iterable[Tensor]) -> dict[int, float]:

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from course_lib.classroom.runs import events
-from course_lib.classroom.runs.training import RoundedWeights
 from course_lib.mechanisms.mixed_precision import MasterWeights
 from course_lib.planner import Cluster, Estimate, ModelSpec, estimate, simulate
 from course_lib.planner.spec import layers_of_stages
@@ -28,6 +27,7 @@ from lessons.L05_pipeline_parallelism import questions as pipelines
 from lessons.L06_tensor_parallelism import questions as tensor
 from lessons.L06_tensor_parallelism.runs import run_cut
 from lessons.L07_mixed_precision import questions as precision
+from lessons.L07_mixed_precision.runs import RoundedWeights
 from lessons.L08_combining_mechanisms.runs import PER_MACHINE, HybridExperiment
 from lessons.L09_planning import questions as plans
 from tests.lessons.asked import ASKED

@@ -83,19 +83,6 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
     return [weight.grad for weight in model.parameters() if weight.grad is not None]
 
 
-def average_into(kept: Tensor, model: nn.Module, sums: torch.dtype, together: bool = True) -> None:
-    """Set the gradient of an optimizer's flat copy of all weights to the mean over the ranks, summed in this dtype.
-
-    together: if False, the gradient of this rank alone.
-    """
-    mean = flat(gradients_of(model)).to(sums)
-    if together:
-        dist.all_reduce(mean)
-        mean /= dist.get_world_size()
-    kept.grad = mean.to(kept.dtype)
-    model.zero_grad()
-
-
 def moments_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Adam's two moments of every weight."""
     return [value for state in optimizer.state.values() for value in state.values() if value.dim()]
@@ -104,35 +91,6 @@ def moments_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def size_of(tensors: Iterable[Tensor]) -> int:
     """The size of these tensors in bytes."""
     return sum(tensor.nbytes for tensor in tensors)
-
-
-class RoundedWeights:
-    """An optimizer without master weights: weights, gradients and sums all have 16 bits.
-
-    scaler: unscales, and skips steps that overflow; unscaled gradients are rounded to 16 bits.
-    """
-
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        optimizer_cls: Callable[..., Any],
-        scaler: LossScaler | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.master_parameters = list(parameters)  # the model's own
-        self.optimizer = optimizer_cls(self.master_parameters, **kwargs)
-        self.scaler = scaler
-
-    def step(self) -> bool:
-        """Update the weights, unless a gradient overflowed; clear all gradients. Returns whether it updated."""
-        is_finite = self.scaler is None or self.scaler.unscale_and_update(self.master_parameters)
-        if is_finite:
-            self.optimizer.step()
-        self.zero_grad()
-        return is_finite
-
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad()
 
 
 # Layers on one device, or spread over several

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from course_lib.classroom import questions
-from course_lib.classroom.runs.training import RoundedWeights
 from course_lib.mechanisms.mixed_precision import MasterWeights
 from lessons.L07_mixed_precision import questions as precision
 from lessons.L07_mixed_precision.questions import TrainingSetup
+from lessons.L07_mixed_precision.runs import RoundedWeights
 
 
 @pytest.mark.parametrize("change", [change for _, change in precision.REMEDIES.values()])

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from course_lib import data
-from course_lib.classroom.runs.training import RoundedWeights, train
+from course_lib.classroom.runs.training import train
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
-from lessons.L07_mixed_precision.runs import exponents, running_sum
+from lessons.L07_mixed_precision.runs import RoundedWeights, exponents, running_sum
 
 CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
