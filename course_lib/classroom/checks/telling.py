@@ -110,8 +110,7 @@ def _same_relation(found: Evidence, wrong: list[Difference]) -> str:
     more = float((got - expected).mean())
     if len(expected.unique()) > 1 and same(expected + more):
         return TEXTS["constant"].format(amount=abs(more), more="more" if more > 0 else "less")
-    are_several = len({one.name for one in wrong}) > 1
-    return TEXTS["places"] * (are_several and is_same(got.sort()[0], expected.sort()[0], found.tolerance))
+    return ""
 
 
 def _is_telling(value: Tensor) -> bool:
@@ -191,7 +190,13 @@ def _first_relation(found: Evidence, one: Difference) -> str:
     return text and _say("of one", one, text=text)
 
 
-LOOKS = (_in_another_place, _one_more, _first_relation)
+def _elsewhere(found: Evidence, one: Difference) -> str:
+    both = (torch.cat([wrong[i].double().flatten() for wrong in found.differences]) for i in (3, 4))  # type: ignore[union-attr]
+    expected, got = (numbers.sort()[0] for numbers in both)
+    return TEXTS["places"] * is_same(expected, got, found.tolerance)
+
+
+LOOKS = (_in_another_place, _one_more, _first_relation, _elsewhere)
 
 
 # Where

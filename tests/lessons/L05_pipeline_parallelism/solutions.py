@@ -224,7 +224,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
             back,
             f"{back}; [one.data.sub_(one.grad) for one in module.parameters()]",
         ),
-        divides_what_was_there=("should be minus 0.5 times `0.weight.grad` as it was", *divided),
+        divides_what_was_there=("should be minus 0.5 times `0.weight.grad` of rank 0 as it was", *divided),
         first_stage_left_out=("on rank 0. Right on rank 1", back, f"{back}; rank or module.zero_grad(False)"),
     ),
     checks.bubble: told(

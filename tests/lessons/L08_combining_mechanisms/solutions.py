@@ -123,7 +123,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         complete_in_other_tensors=("does not reach all places", known, copied),
         complete_nothing=("sends nothing", of_known, "if one is None]"),
         complete_in_single_precision=("than it should have", *in_float32),
-        complete_by_broadcast=("`gradients[0]` is exactly `gradients[0]` as it was", average, broadcast),
+        complete_by_broadcast=("is exactly `gradients[0]` of rank 0 as it was", average, broadcast),
         complete_for_two_replicas=("1.5 times too large", "1 / dist", "1 / min(2, dist", "(replicas))", "(replicas)))"),
     ),
 }
