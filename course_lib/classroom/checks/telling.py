@@ -100,7 +100,7 @@ def _same_relation(found: Evidence, wrong: list[Difference]) -> str:
     largest = float(expected.abs().max())
     if (most := float((got - expected).abs().max())) < 0.02 * largest:
         return TEXTS["digits"].format(share=most / largest)
-    scale = max(1.0, float(got.abs().max()) / (largest + 1e-300))
+    scale = max(1.0, float(got.abs().max()) / largest) if largest else 1.0
     same = partial(is_same, got, tolerance=scale * found.tolerance + 1e-12 * largest)
     if not got.any():
         return TEXTS["zero"]

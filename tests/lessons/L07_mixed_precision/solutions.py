@@ -148,7 +148,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         clipped,
         clip_nothing_returned=("`the result` is None", done, "pass"),
         clip_sees_no_inf=("A step is taken though a gradient is not finite", skip, "if total.isnan()"),
-        clip_sees_no_nan=("Every number that is wrong is 0", skip, "if total.isinf()"),
+        clip_sees_no_nan=("not what one process would have", skip, "if total.isinf()"),
         clip_with_a_wrong_norm=("1.05 times too small", "total.sqrt()", "(total.sqrt() + 1)"),
         clip_above_the_square=("1.51 times too large", clip, "gradient *= factor if total > max_norm else 1"),
     ),
