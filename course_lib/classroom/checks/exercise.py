@@ -4,7 +4,7 @@ each case on real ranks  ->  the price, beside that of the right solution
    |             |
 an error:     values that differ from the right solution's:
 which one?    which wrong solution has the same?
-              if none has: a general sentence, expected and got
+              if none has: what the numbers show (`telling`), expected and got
 """
 
 from __future__ import annotations
