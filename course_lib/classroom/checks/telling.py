@@ -190,13 +190,23 @@ def _first_relation(found: Evidence, one: Difference) -> str:
     return text and _say("of one", one, text=text)
 
 
+def _change(found: Evidence, one: Difference) -> str:
+    """How much more or less a value changes than it should, as parameters do with another gradient."""
+    if kind(one.before) != kind(one.got) or one.got.numel() < 2:  # type: ignore[union-attr]
+        return ""
+    before, expected, got = (value.double().flatten() for value in one[2:])  # type: ignore[union-attr]
+    times = float((got - before) @ (expected - before) / (expected - before).square().sum())
+    is_common = is_same(got, before + times * (expected - before), max(1.0, abs(times)) * found.tolerance)
+    return _say("change", one, times=times) * is_common
+
+
 def _elsewhere(found: Evidence, one: Difference) -> str:
     both = (torch.cat([wrong[i].double().flatten() for wrong in found.differences]) for i in (3, 4))  # type: ignore[union-attr]
     expected, got = (numbers.sort()[0] for numbers in both)
     return TEXTS["places"] * is_same(expected, got, found.tolerance)
 
 
-LOOKS = (_in_another_place, _one_more, _first_relation, _elsewhere)
+LOOKS = (_in_another_place, _one_more, _first_relation, _change, _elsewhere)
 
 
 # Where
