@@ -8,16 +8,17 @@ from functools import cache, partial
 from typing import Any
 
 from course_lib.classroom.questions.asking import MakeForm, choice, number, open_case, plan
+from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.questions.question import CaseQuestion
 from course_lib.classroom.questions.units import BYTES, SECONDS, SHARE, TIMES, Quantity
-from course_lib.classroom.scenarios.case import CaseQuestion
 from course_lib.classroom.scenarios.targets import machine
 from course_lib.figures import step_time_by_part
 from course_lib.figures.axis import duration
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Estimate, estimate, search
 from course_lib.planner.search import ALIKE
-from lessons.S05_memo.memo import PLAN, RULES, Brief, brief, decided, demands, figures, one_node
+from lessons.S05_memo.memo import PLAN, RULES, Brief, brief, decided, demands, figures, one_node, stale
 
 NO_PLAN = "Decide on a plan first, in the card of section 1; this is compared with it."
 
@@ -28,6 +29,8 @@ def _judge(case: Brief, chosen: Estimate) -> Outcome:
     is_alike = right and seconds <= ALIKE * best
     against = "the planner cannot tell it from yours" if is_alike else f"yours takes {duration(seconds)}"
     said = [*(text for _, text in asked), f"The best that a search finds takes {duration(best)} a step, and {against}."]
+    if old := stale(case):
+        said.append(f"Written for an earlier plan, so look again at these:\n\n{bullets(old)}")
     return Outcome(right, "\n\n".join(said), "" if right else chosen.why, pictures=figures(case, chosen)[:2])
 
 

@@ -7,7 +7,7 @@ two printed pages of the latest, and a sheet for whoever marks them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from html import escape
@@ -18,9 +18,11 @@ from course_lib.classroom import journal, questions
 from course_lib.classroom.questions import plan_text
 from course_lib.classroom.questions.forms import FreeText
 from course_lib.classroom.questions.markup import bullets, to_html
+from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.questions.question import Question
 from course_lib.figures import Picture, Timing, devices, memory_by_part, speed_up, step_time_by_part
 from course_lib.figures.axis import memory_size, percent
+from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Estimate, ModelSpec, estimate, search
 
 
@@ -64,6 +66,8 @@ SECTIONS = {  # the sections of prose, and what is chosen or calculated beside e
     "S5_precision": ("S5_wide",),
     "S5_advice": ("S5_lost", "S5_bottleneck", "S5_mitigation"),
 }
+CHOICES = ("S5_bottleneck", "S5_mitigation")
+NUMBERS = [name.removeprefix("S5_") for beside in SECTIONS.values() for name in beside if name not in CHOICES]
 PARTS = (PLAN, *(name for section, beside in SECTIONS.items() for name in (section, *beside)))
 
 
@@ -94,9 +98,12 @@ def demands(case: Brief, plan: Estimate) -> list[tuple[bool, str]]:
 
 def decided(case: Brief) -> Estimate | None:
     """The plan that the student chose last."""
-    kept = [note for note in journal.notes() if (note.question, note.seed) == (PLAN, case.seed)]
-    answers = [note.answer for note in kept if note.what in ("committed", "ran")]
+    answers = [note.answer for note in journal.notes() if _decides(note, case)]
     return estimate(case.model, case.cluster, plan_text.parse(answers[-1]), case.batch) if answers else None
+
+
+def _decides(note: journal.Note, case: Brief) -> bool:
+    return (note.question, note.seed) == (PLAN, case.seed) and note.what in ("committed", "ran")
 
 
 def figures(case: Brief, plan: Estimate, width: int = 800) -> tuple[Picture, Picture, Picture]:
@@ -106,6 +113,50 @@ def figures(case: Brief, plan: Estimate, width: int = 800) -> tuple[Picture, Pic
         step_time_by_part(steps, width, "What the time of a step goes into"),
         speed_up([Timing.planned(one) for one in steps.values()], title="From one node to all of them"),
     )
+
+
+# What stands beside the text, and what another plan makes of it
+
+
+def numbers(seed: int = 0, **given: str) -> Feedback:
+    """Ask for numbers, and compare those given with the plan that was decided on last; without names, all of them.
+
+    given: numbers with their units, by name: need="29.7 GB". Raises ValueError for a name or number it cannot read.
+    """
+    if unknown := given.keys() - NUMBERS:
+        raise ValueError(f"{unknown.pop()!r} is no number of the memo; choose one of {', '.join(NUMBERS)}")
+    asked = {name: questions.load(f"S5_{name}", seed) for name in given or NUMBERS}
+    rows = [_compared(name, question, given.get(name, "")) for name, question in asked.items()]
+    plan = decided(brief(seed))
+    title = f"Compared with your plan: {plan_in_words(plan.plan)}" if plan else "Decide on a plan first, in section 1."
+    return Feedback("", Outcome(None, bullets(rows)), title=title)
+
+
+def _compared(name: str, question: Question, text: str) -> str:
+    """A number, asked for, and what the run says of it now. text: a new one; "" for the latest."""
+    if text:
+        question.answer(text)
+    note = question.latest()
+    if note is None:
+        return f"`{name}`: {question.text} {UNWRITTEN}"
+    outcome = question.form.run(note.answer)
+    wrong = "right for an earlier plan, and not for this one" if note.right else "not right"
+    verdict = {True: ", right", False: f", {wrong}", None: ""}[outcome.right]
+    why = outcome.why if outcome.right is False else ""
+    return " ".join(f"`{name}`: {note.answer}{verdict}. {question.text} {why}".split())
+
+
+def stale(case: Brief) -> list[str]:
+    """The titles of what was right for an earlier plan, or was written for one."""
+    plan, written = "", dict[str, tuple[str, bool | None]]()
+    for note in journal.notes():
+        if _decides(note, case):
+            plan = note.answer
+        elif note.seed == case.seed and note.question in PARTS:
+            written[note.question] = plan, note.right
+    old = [name for name, (its, right) in written.items() if its not in ("", plan) and right is not False]
+    found = [questions.load(name, case.seed) for name in PARTS if name in old]
+    return [one.entry.title for one in found if one.name in SECTIONS or _verdict(one) == "not right"]
 
 
 # The pages to hand in
@@ -153,13 +204,18 @@ def _sheet(case: Brief) -> Iterator[str]:
     """The sheet: the run's verdict on all that is not prose, and for each section its levels and points."""
     plan = decided(case)
     yield to_html(bullets(text for _, text in demands(case, plan)) if plan else "No plan has been decided on.")
-    chosen = [questions.load(name, case.seed) for name in PARTS if name not in SECTIONS]
-    yield _table((one.entry.title, _said(one, UNWRITTEN), _verdict(one)) for one in chosen)
+    yield _table(_beside(case.seed))
     for name in SECTIONS:
         question = questions.load(name, case.seed)
         form = cast(FreeText, question.form)
         levels, points = form.model_answer.partition("\n\n")[2], (f"☐ {one}" for one in form.checklist)
         yield f"<h2>{escape(question.entry.title)}: ___ of 3</h2>{to_html(levels)}{to_html(bullets(points))}"
+
+
+def _beside(seed: int) -> list[tuple[str, str, str]]:
+    """All but the prose: its title, the latest answer, and what the run says of it now."""
+    chosen = [questions.load(name, seed) for name in PARTS if name not in SECTIONS]
+    return [(one.entry.title, _said(one, UNWRITTEN), _verdict(one)) for one in chosen]
 
 
 def _said(question: Question, otherwise: str) -> str:
@@ -174,9 +230,9 @@ def _verdict(question: Question) -> str:
     """Run the latest answer again, as the plan may have changed since."""
     note = question.latest()
     right = question.form.run(note.answer).right if note else None
-    return {True: "right", False: "not right", None: "not run"}[right]
+    return {True: "right", False: "not right", None: "not run yet"}[right]
 
 
-def _table(rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
+def _table(rows: Iterable[tuple[str, ...]]) -> str:
     cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"

@@ -25,8 +25,9 @@ case.evidence()
 # %% [markdown]
 # ## 2. Why was it lost, and from where does it go on?
 #
-# Say what you suspect before you measure it. Then set one thing right and choose a checkpoint: not the last one, but
-# the last good one, unless what was learned since is worth keeping.
+# Say what you suspect before you measure it. Some mistakes bend a curve. Others only leave it flatter than it would
+# have been, so compare what you measure with the plan, too. Then set one thing right and choose a checkpoint: not the
+# last one, but the last good one, unless what was learned since is worth keeping.
 
 # %% tags=["nbval-ignore-output"]
 from course_lib.classroom.widgets.measuring import Measuring
@@ -39,7 +40,7 @@ case.debrief()
 # %% [markdown]
 # ## 3. Why were the devices idle?
 #
-# This is a step of the run while all was well.
+# This is a step of such a run while all was well, with 64 samples.
 
 # %%
 from course_lib.classroom.scenarios.jobs.step import step
@@ -48,8 +49,13 @@ from course_lib.figures import gantt
 gantt(step(CASE.healthy.clocked(0)).timeline, title="Two replicas of four stages, four micro-batches each")
 
 # %% [markdown]
-# Design the next run. The work stays the same: 64 samples, 16 layers, eight devices of 16 MB. Devices should compute
-# for at least three quarters of a step. Change the numbers and run the cell, as often as you like.
+# Design the next run. It has the same work, 64 samples and 16 layers, and gets eight devices of 16 MB. A step should be
+# at least 1.2 times as fast. Each pass of a layer takes as long as half a sample more than its samples do, however few
+# they are.
+# Write down a plan that you believe in, then run it. Change the numbers and run the cell again: the table keeps all
+# that you have tried. Its plans are replicas x stages, micro-batches. Its bytes are those of the device that holds the
+# most (*doubled*: with twice the layers) and of the one that sends the most, and its device-hours those of ten thousand
+# steps.
 
 # %%
 from lessons.S06_postmortem.case import redesign
@@ -57,7 +63,11 @@ from lessons.S06_postmortem.case import redesign
 redesign(dp=2, pp=4, micro_batches=4)
 
 # %% [markdown]
-# More than one plan will do. Which would you take if the next model were twice as large, and why?
+# More than one plan will do, and each has its price. Compare at least three before you recommend one:
+#
+# - Which is the cheapest one that fits?
+# - Which would you take if the next model may have twice the layers, and what do you pay for that today?
+# - In which are devices the busiest, and why is it not the fastest?
 #
 # ## 4. The report
 #

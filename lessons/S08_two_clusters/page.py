@@ -7,12 +7,12 @@
 # [mixed precision](../07_mixed_precision.ipynb).
 #
 # One cluster is too small for the next model, and so is the other. They are four thousand kilometers apart. A message
-# takes twenty milliseconds on the way. The plan: four replicas in each, and gradients in four messages, since every
-# message pays for the way. For some hours the job went as planned.
+# takes twenty milliseconds on the way. Each cluster has lent one node of four devices to a first job on both: node 0 is
+# in the first cluster, node 1 in the second, and each has a spare. The plan: a replica on each device, and gradients in
+# four messages, since every message pays for the way. For some hours the job went as planned.
 #
 # Its devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand, and a report's
 # time has a **jitter** of about 1%. What it learns is **measured**, on a small model that is trained in the same way.
-# (Where the measurements say *node*, they mean one of the two clusters.)
 #
 # ## 1. What everybody sees
 
@@ -37,7 +37,8 @@ case.debrief()
 # ## 3. Make it fast
 #
 # Nothing is wrong any more. But the plan was a first guess, and devices wait for the way between the clusters. There
-# are other ways to let two clusters work on one model. Decide before you run them.
+# are other ways to let two clusters work on one model. The card compares them on the healthy job, with a minibatch and
+# a way of its own, so that its answer is the same after every night. Decide before you run them.
 
 # %%
 from lessons import Card

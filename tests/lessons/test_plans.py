@@ -126,7 +126,7 @@ def test_a_plan_that_misses_a_target_is_told_which_one_and_not_told_what_is_best
         ("S1_better", 0, "dp=8", "It does not fit: each device needs 113.1 GiB, 97.1 GiB to 128.2 GiB by the software"),
         ("S1_better", 0, "tp=8", "use a smaller tp, or keep it inside a node"),
         ("S1_better", 0, "pp=8 recompute=full", "recompute less, if memory allows"),
-        ("S9_better", 1, "dp=8 pp=2 zero=1", "waiting for gradients to be summed over the replicas"),
+        ("S9_better", 1, "dp=8 pp=2 zero=1", "waiting for other replicas, for gradients or parameters"),
     ],
 )
 def test_what_would_loosen_a_missed_target_is_said(name: str, seed: int, plan: str, said: str) -> None:

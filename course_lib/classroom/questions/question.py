@@ -115,6 +115,24 @@ class Seeded:
         return ask(name, seed, case, self.make_form, self.fields(case), bool(self.others))
 
 
+@dataclass(frozen=True)
+class CaseQuestion:
+    """One question of a case.
+
+    about: the subject that a seed draws.  make_form: called with the page and the subject.  facts: names that fields of
+        its page may use, beside the words of `figures.axis`.
+    """
+
+    about: Callable[[int], Any]
+    make_form: MakeForm
+    facts: Callable[[Any], dict[str, object]]
+
+    def question(self, name: str, seed: int = 0) -> Question:
+        about = self.about(seed)
+        # One card must not change without the others.
+        return ask(name, seed, about, self.make_form, self.facts(about), varies=False)
+
+
 def ask(name: str, seed: int, case: Any, make_form: MakeForm, fields: Mapping[str, object], varies: bool) -> Question:
     """The question of a page, whose fields may use these, the names of its module and the words of `figures.axis`."""
     page = pages()[name]

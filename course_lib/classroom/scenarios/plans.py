@@ -17,15 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from course_lib.classroom import journal
-from course_lib.classroom.questions import checked, plan_text
+from course_lib.classroom.questions import checked, load, plan_text
 from course_lib.classroom.questions.asking import choice, each, open_case, plan
 from course_lib.classroom.questions.catalog import case_of
 from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Feedback, Outcome
-from course_lib.classroom.scenarios.case import CaseQuestion, debrief
+from course_lib.classroom.questions.question import CaseQuestion, is_for_a_room
 from course_lib.classroom.scenarios.targets import PlanTask, brief, found, machine, reaching
 from course_lib.figures import devices, memory_by_part, plan_map, step_time_by_part
 from course_lib.planner import Estimate, estimate
+
+NOT_YET = "There is no debrief yet."
 
 
 @dataclass(frozen=True)
@@ -81,23 +83,24 @@ class PlanCase:
         """The plan of the last answer, beside other plans."""
         note, task = journal.latest(f"{self.case.name}_better", self.seed), self.then
         mine = note and estimate(task.model, task.cluster, plan_text.parse(note.answer), task.batch)
-        turns = {name: task.estimate(change) for name, change in task.turns.items()}
-        steps = ({"your plan": mine} if mine else {}) | turns | {"best of a search": reaching(task).best}
+        steps = ({"your plan": mine} if mine else {}) | self._usual()
         lines = bullets(f"{name}: {brief(one)}" for name, one in steps.items())
         said = f"{mine.interval if mine else 'You have not decided on a plan yet.'} Modelled:\n\n{lines}"
         return Outcome(None, said, pictures=(step_time_by_part(steps, title="What there was to choose from"),))
 
-    def debrief(self) -> Feedback:
-        """The debrief: the results of the usual changes, and published cases."""
-        return debrief(f"{self.case.name}_better", self.seed, "find a plan that reaches all targets", self._told)
+    def _usual(self) -> dict[str, Estimate]:
+        """What people often do, and the best that a search finds."""
+        turns = {name: self.then.estimate(change) for name, change in self.then.turns.items()}
+        return turns | {"best of a search": reaching(self.then).best}
 
-    def _told(self) -> Feedback:
-        tried = {name: self.then.estimate(change) for name, change in self.then.turns.items()}
-        missed = {name: ", ".join(self.then.missed(one)) or "nothing" for name, one in tried.items()}
-        said = [f"{name}: {brief(one)}; misses {missed[name]}" for name, one in tried.items()]
-        said.append(f"the best that a search finds: {brief(reaching(self.then).best)}")
+    def debrief(self) -> Feedback:
+        """The results of the usual changes, and published cases, once the second plan was right, or in a room."""
+        if not is_for_a_room() and not load(f"{self.case.name}_better", self.seed).was_right():
+            return Feedback("", Outcome(None, "First find a plan that reaches all targets."), title=NOT_YET)
+        missed = {name: ", ".join(self.then.missed(one)) or "nothing" for name, one in self._usual().items()}
+        said = bullets(f"{name}: {brief(one)}; misses {missed[name]}" for name, one in self._usual().items())
         incident = case_of(f"{self.case.name}_defend").sections["incident"].text
-        return Feedback("", Outcome(None, bullets(said), incident), title="What usual choices lead to (modelled)")
+        return Feedback("", Outcome(None, said, incident), title="What usual choices lead to (modelled)")
 
 
 def _facts(task: PlanTask) -> dict[str, object]:

@@ -181,6 +181,24 @@ def test_a_plan_belongs_to_its_brief_and_the_last_one_counts() -> None:
     assert memo.decided(brief(2)) is None
 
 
+def test_numbers_are_asked_for_and_another_plan_says_what_it_makes_stale() -> None:
+    assert "`state`: The weights" in memo.numbers(state="").outcome.happened
+    questions.load(PLAN).answer(GOOD)
+    assert "28.0 GB, not right." in str(memo.numbers(state="206 GB", need="28.0 GB"))
+    assert "28.0 GiB, right." in str(memo.numbers(need="28.0 GiB"))
+    questions.load("S5_memory").answer("It takes 5.4 GB to the moon.")
+    assert memo.stale(CASE) == []
+    other = questions.load(PLAN).answer(Plan(32, zero=3))
+    assert memo.stale(CASE) == ["Out of memory", "What the fullest device needs"]
+    assert "look again at these:\n\n- Out of memory" in str(other)
+    found = memo.numbers().outcome.happened
+    assert "28.0 GiB, right for an earlier plan, and not for this one." in found and "206 GB, right." in found
+    questions.load(PLAN).answer(GOOD)
+    assert memo.stale(CASE) == []
+    with pytest.raises(ValueError, match="'memory' is no number of the memo"):
+        memo.numbers(memory="3 GB")
+
+
 def test_a_section_of_prose_is_left_to_its_levels() -> None:
     questions.load(PLAN).answer(GOOD)
     feedback = questions.load("S5_memory").answer("It takes 5.4 GB to the moon.")

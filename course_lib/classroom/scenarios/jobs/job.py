@@ -28,7 +28,7 @@ REPORT, CHECKPOINT = 10, 10  # steps between two reports; reports between two ch
 INSIDE, BETWEEN = Link(1e-3, 20e6), Link(2e-3, 2.5e6)
 LEARNED = ("rate", "master_weights", "fixed", "order", "bad", "corrupt", "seed")  # of no matter to the clock
 TIMED = (  # of no matter to the training
-    *("forward", "layers", "buckets", "overlap", "in_turn", "between"),
+    *("forward", "overhead", "layers", "buckets", "overlap", "in_turn", "between"),
     *("slow", "weak", "loading", "stuck", "saving", "patience"),
 )
 
@@ -58,6 +58,7 @@ class Job:
     dp, pp, tp: how the devices share the work.  samples: of a minibatch.  micro_batches: of each replica.
     layers: of each stage; () for equal numbers.
     forward: seconds of a device for a layer and a sample; the backward pass takes twice as long.
+    overhead: what each pass of a layer takes beside its samples, in samples.
     buckets: messages for a replica's gradients.  overlap: whether each leaves as soon as its layers are done.
 
     rate: the learning rate.  master_weights: whether the optimizer keeps its numbers in 32 bits.
@@ -82,6 +83,7 @@ class Job:
     micro_batches: int = 2
     layers: tuple[int, ...] = ()
     forward: float = 0.03
+    overhead: float = 0.0
     buckets: int = 8
     overlap: bool = True
     rate: float = 3e-3

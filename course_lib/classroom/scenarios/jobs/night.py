@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import accumulate
-from math import inf, isnan
 from random import Random
 from statistics import fmean
 from typing import NamedTuple
@@ -117,4 +116,4 @@ def _best(reports: list[Report]) -> list[float]:
     """The lowest mean of some evaluations up to each of them, which single ones are too noisy for."""
     seen = [one.held_out for one in reports if one.held_out is not None]
     means = (fmean(seen[max(n + 1 - SMOOTH, 0) : n + 1]) for n in range(len(seen)))
-    return list(accumulate((inf if isnan(mean) else mean for mean in means), min))
+    return list(accumulate(means, min))

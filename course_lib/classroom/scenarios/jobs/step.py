@@ -107,6 +107,7 @@ def _agreeing(rank: int, job: Job, mesh: Mesh) -> list[Any]:
 def _passes(job: Job, mesh: Mesh, groups: list[Any]) -> list[Any]:
     """Forward and backward passes of all micro-batches; the messages that are still on their way."""
     stage, pipeline, leaving = mesh.rank("pp"), mesh.group("pp"), list[Any]()
+    work = job.overhead + job.micro_batch / job.tp
     hidden = torch.zeros(int(ACTIVATIONS * job.micro_batch), dtype=torch.uint8)
     arriving = torch.empty_like(hidden)
 
@@ -125,7 +126,7 @@ def _passes(job: Job, mesh: Mesh, groups: list[Any]) -> list[Any]:
         is_last = action == job.schedule.actions[stage][-1]
         for size in _buckets(job, stage) if is_last else [job.of_stages[stage]]:
             for _ in range(size):
-                with compute(kind, micro_batch=action.micro_batch, stage=stage, work=job.micro_batch / job.tp):
+                with compute(kind, micro_batch=action.micro_batch, stage=stage, work=work):
                     pass
                 if job.tp > 1:
                     dist.all_reduce(hidden, group=mesh.group("tp"))

@@ -170,7 +170,7 @@ def _mean(gradients: Tensor, micro_batches: int) -> Tensor:
 
 
 def _update(state: State, job: Job, gradient: Tensor) -> State:
-    kept = torch.float32 if job.master_weights else torch.float16
+    kept = torch.float32 if job.master_weights else torch.bfloat16
     weights, mean, square = (part.to(kept, copy=True) for part in (state.weights, state.mean, state.square))
     updates = state.updates + 0
     adamw(
