@@ -125,7 +125,7 @@ def present(arguments: argparse.Namespace) -> int:
     print(f"Starting JupyterLab with {page.stem}, on a copy: what you change here is not kept.")
     print("Right arrow or Page Down: to the next section, and open it. Left arrow or Page Up: back.")
     print("Shift-Enter: run a cell. Space: play what the selected cell shows, or stop it.")
-    print("Alt and arrow up or down: larger or smaller text and pictures.")
+    print("Alt and arrow up or down: larger or smaller text and pictures; ten times down shows an explorer whole.")
     print("To end it, press Ctrl-C here.", flush=True)
     os.environ["COURSE_POLL"] = "1"
     with tempfile.TemporaryDirectory(prefix="course-") as folder:

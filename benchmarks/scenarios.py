@@ -110,8 +110,13 @@ def chance(nights: Sequence[Incident]) -> float:
 
 def facts(night: Incident, name: str) -> list[str]:
     """The readings of an instrument, in the order of ranks, replicas or nodes."""
-    said = night.measure(name).outcome.happened
-    return [line.split(": ", 1)[1] for line in re.split(r"(?:^|\n)- ", said)[1:]]
+    return list(readings(night, name).values())
+
+
+def readings(night: Incident, name: str) -> dict[str, str]:
+    """The table of an instrument's last picture."""
+    rows = night.measure(name).outcome.pictures[-1].rows
+    return {str(where): ", ".join(map(str, said)) for where, *said in (row.values() for row in rows)}
 
 
 def numbers(text: str) -> list[float]:
@@ -146,7 +151,7 @@ def shared(night: Incident, is_bad: Sequence[bool]) -> int:
 
 def of_time(night: Incident) -> tuple[str, Any] | None:
     planned, job = night.planned, night.planned
-    if planned.tp > 1 and "rank 1 (node 1" in str(night.measure("profile")):
+    if planned.tp > 1 and "rank 1 (node 1" in str(readings(night, "profile")):
         return "setting", "in_turn"
     profile = facts(night, "profile")
     reads, computes, _ = zip(*(numbers(fact)[:3] for fact in profile), strict=True)
@@ -184,7 +189,7 @@ def of_numbers(night: Incident) -> tuple[str, Any]:
     read = facts(night, "samples")
     if "sorted" in night.culprits and (len(set(read)) == 1 or all(map(follows, read))):
         return "setting", "order"
-    tops = [numbers(fact)[-1] if "inf" not in fact else 1e9 for fact in facts(night, "gradients")]
+    tops = [max(numbers(fact), default=0.0) if "inf" not in fact else 1e9 for fact in facts(night, "gradients")]
     if max(tops) > 3 * sorted(tops)[len(tops) // 2 - (len(tops) == 2)]:
         worst = tops.index(max(tops))
         alike = [numbers(fact)[0] for fact in facts(night, "same")]
@@ -209,15 +214,14 @@ def held(profile: str) -> str:
 
 def follows(read: str) -> bool:
     """Whether the second sample is one of the next after the first."""
-    first, second = ([*map(int, sample.split("+"))] for sample in read.split(",")[0].split())
-    return 0 <= 100 * (second[0] - first[0]) + second[1] - first[1] < 40
+    first, second, *_ = numbers(read)
+    return 0 <= second - first < 40
 
 
 def best(night: Incident) -> int:
     """The checkpoint with the lowest loss, of those whose replicas are equal."""
-    said = night.measure("checkpoints").outcome.happened
-    found = re.findall(r"checkpoint (\d+): held-out loss ([\d.]+), replicas equal", said)
-    return int(min(found, key=lambda one: float(one[1]))[0])
+    equal = {saved: numbers(fact.split(",")[0]) for saved, fact in readings(night, "checkpoints").items()}
+    return int(min((saved for saved in equal if equal[saved]), key=equal.__getitem__))
 
 
 def play(night: Incident) -> tuple[bool, int, int]:

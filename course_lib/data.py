@@ -84,11 +84,11 @@ def minibatches(problems: Sequence[Problem], batch_size: int, seed: int = 0) -> 
 
     The same seed gives the same minibatches, so ranks with one seed all see the same ones.
     """
-    inputs, targets = examples(problems)
     generator = torch.Generator().manual_seed(seed)
     while True:
         drawn = torch.randint(len(problems), (batch_size,), generator=generator, device="cpu")
-        yield inputs[drawn], targets[drawn]
+        inputs, targets = examples([problems[place] for place in drawn.tolist()])
+        yield inputs.contiguous(), targets
 
 
 def answer_loss(logits: Tensor, targets: Tensor) -> Tensor:

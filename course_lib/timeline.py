@@ -74,10 +74,14 @@ class Timeline:
         return self._by_rank[rank]
 
     @cached_property
+    def began(self) -> float:
+        """The start of the first span: time zero of the timeline's picture."""
+        return min((span.start for span in self.spans), default=0.0)
+
+    @cached_property
     def makespan(self) -> float:
         """Seconds from the first start to the last end; 0 for an empty timeline."""
-        starts, ends = [span.start for span in self.spans], [span.end for span in self.spans]
-        return max(ends, default=0.0) - min(starts, default=0.0)
+        return max((span.end for span in self.spans), default=0.0) - self.began
 
     def busy(self, rank: int) -> float:
         """Seconds in which this rank computed. Time blocked inside a compute span does not count."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from course_lib.figures import chart as charts
 from course_lib.figures.axis import number, percent, thousands
-from course_lib.figures.palette import INK, ORIGINS, PAPER
+from course_lib.figures.palette import INK, ORIGINS, PAPER, Style
 
 # Numbers that plotly can write are renewed on zooming; others stay where the chart has them.
 FORMATS = {number: "", percent: ".0%", thousands: ","}
@@ -37,10 +37,10 @@ def figure(chart: charts.Chart) -> Data:
     data: list[Data] = []
     for place, panel in enumerate(chart.panels):
         data += _draw_panel(layout, chart, panel, place)
-    named = set()
+    unnamed = {look.label if isinstance(look, Style) else escape(name) for name, look in chart.legend.items()}
     for trace in data:
-        trace.update(legendgroup=trace["name"], showlegend=bool(trace["name"]) and trace["name"] not in named)
-        named.add(trace["name"])
+        trace.update(legendgroup=trace["name"], showlegend=trace["name"] in unnamed)
+        unnamed.discard(trace["name"])
     title = [f"<b>{escape(chart.title)}</b>"] if chart.title else []
     lines = title + [ORIGINS[origin] for origin in ORIGINS if origin in chart.origins]
     head, foot = 32 + 20 * len(lines), 56

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from course_lib.figures.axis import counted, data_size, listed
 from course_lib.figures.frame import begin
-from course_lib.figures.lanes import began, share_of
+from course_lib.figures.lanes import share_of
 from course_lib.figures.palette import INK, RANKS
 from course_lib.figures.picture import Clock, Picture, table
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, moving
@@ -102,7 +102,7 @@ def exchange(
         with sheet.group(**moving(periods, None if flies else HALF), **flies, stroke=INK, stroke_width=0.5):
             _draw_pie(sheet, circle, (x, y), members, len(members) == circle.ranks)
     sheet.height = circle.y + ROUND + 46
-    zero = began(timeline)
+    zero = timeline.began
     moved = [one for one in sums if one.source != one.target]
     rows = ((1e3 * (one.end - zero), *one[:3], listed([str(rank) for rank in one.members])) for one in moved)
     return Picture(sheet, _summary(timeline, sums), table(COLUMNS, rows), clock=Clock.of(timeline, _says(sums)))
@@ -131,7 +131,7 @@ def _draw_sent(sheet: Sheet, circle: _Circle, timeline: Timeline) -> None:
     for rank in range(circle.ranks):
         (x, y), (_, height) = circle.center(rank), circle.size
         sent = sorted((span.end, span.bytes) for span in received if span.peer == rank)
-        times = [began(timeline), *dict(sent), math.inf]
+        times = [timeline.began, *dict(sent), math.inf]
         for start, end in pairwise(times):
             text = f"sent {data_size(sum(count for when, count in sent if when <= start))}"
             with sheet.group(

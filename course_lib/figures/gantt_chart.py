@@ -17,7 +17,7 @@ from itertools import groupby
 from course_lib.figures.axis import TIMES, doubled, duration, number, percent, unit_of
 from course_lib.figures.breakdown import with_final_waits
 from course_lib.figures.frame import MARGIN, begin, draw_numbers_beside
-from course_lib.figures.lanes import GHOST, PlacedSpan, Scale, TimelinePanel, began, lanes_of
+from course_lib.figures.lanes import GHOST, PlacedSpan, Scale, TimelinePanel, lanes_of
 from course_lib.figures.palette import INK, ORIGINS, STYLES
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import Sheet, text_width
@@ -109,7 +109,7 @@ def _draw_axis(sheet: Sheet, scale: Scale, y: float) -> float:
 
 
 def _draw_spans(sheet: Sheet, panel: TimelinePanel) -> None:
-    zero = began(panel.timeline)
+    zero = panel.timeline.began
     bars = list(panel.bars())
     dust = list(_gather([bar for bar in bars if 0 < bar.width < DUST]))
     bars = [bar for bar in bars if bar.width >= DUST]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from course_lib.figures.axis import data_size, listed
 from course_lib.figures.costs import MEMORY_PARTS
 from course_lib.figures.frame import begin
-from course_lib.figures.lanes import began, share_of
+from course_lib.figures.lanes import share_of
 from course_lib.figures.palette import PAPER, STYLES
 from course_lib.figures.picture import Clock, Picture, table
 from course_lib.figures.svg import Sheet, moving
@@ -92,7 +92,7 @@ def holdings(
     peak = max(everything, key=lambda one: one.total)
     used = {part: style for part, style in PARTS.items() if any(one.size(part) for one in everything)}
     sheet, top = begin(width, title, [timeline.origin], used)
-    ranks, zero, length = len(moments), began(timeline), timeline.makespan
+    ranks, zero, length = len(moments), timeline.began, timeline.makespan
     places = _Places(ranks, (width - LEFT) / ranks - GAP, top + 20, whole, max(most, peak.total))
     for row, name in enumerate(ROWS):
         sheet.text(LEFT - 6, places.top + 20 + ROW * row, name, text_anchor="end", font_size=11)

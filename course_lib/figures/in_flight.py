@@ -20,7 +20,6 @@ from course_lib.figures.axis import TIMES, counted, number
 from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.gantt_chart import GUTTER
-from course_lib.figures.lanes import began
 from course_lib.figures.palette import LINES
 from course_lib.figures.picture import Picture, Row
 from course_lib.timeline import Span, Timeline
@@ -45,7 +44,7 @@ def held_activations(timeline: Timeline) -> list[Activations]:
     A micro-batch is held from the start of its forward to the end of its backward, or of its weight gradient where
     the backward was split. On a rank with several stages, each stage counts with its share of a micro-batch.
     """
-    return [Activations(rank, _steps(timeline.of(rank), began(timeline))) for rank in range(timeline.world_size)]
+    return [Activations(rank, _steps(timeline.of(rank), timeline.began)) for rank in range(timeline.world_size)]
 
 
 def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:

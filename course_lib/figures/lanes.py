@@ -9,14 +9,9 @@ from course_lib.figures.axis import ticks
 from course_lib.timeline import Span, Timeline
 
 
-def began(timeline: Timeline) -> float:
-    """The start of the first span: time zero of the timeline's picture."""
-    return min((span.start for span in timeline.spans), default=0.0)
-
-
 def share_of(timeline: Timeline, start: float, end: float) -> tuple[float, float]:
     """Two moments as shares of the timeline."""
-    return (start - began(timeline)) / timeline.makespan, (end - began(timeline)) / timeline.makespan
+    return (start - timeline.began) / timeline.makespan, (end - timeline.began) / timeline.makespan
 
 
 class Scale(NamedTuple):
@@ -72,7 +67,7 @@ class TimelinePanel(NamedTuple):
 
     def bars(self) -> Iterator[PlacedSpan]:
         """Every span, rank by rank, by start time."""
-        zero = began(self.timeline)
+        zero = self.timeline.began
         for rank in range(self.timeline.world_size):
             for span in self.timeline.of(rank):
                 x, width = self.scale.left + self.scale.pixels(span.start - zero), self.scale.pixels(span.duration)

@@ -50,7 +50,7 @@ STYLES = {
     "optimizer": Style("optimizer", "#cc79a7", "#ecc3d9", "|"),
     "other": Style("other", "#c4c4c4", "#8c8c8c", "."),
     "transfer": Style("transfer", "#0072b2", "#00497a", "-", PAPER),
-    "wait": Style("wait", PAPER, "#8a8a8a", "\\"),
+    "wait": Style("wait", PAPER, "#8a8a8a", "\\", "#333333"),  # dark on white, or white on dark
 }
 
 # The color of a rank's share, for up to eight ranks.

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from course_lib.figures import chart_plotly, chart_svg
 from course_lib.figures.axis import number
 from course_lib.figures.chart import Chart
-from course_lib.figures.lanes import TimelinePanel, began
+from course_lib.figures.lanes import TimelinePanel
 from course_lib.figures.svg import ROOMY, Sheet, Tip, clean, scaled
 from course_lib.timeline import Timeline
 
@@ -41,7 +41,7 @@ class Clock(NamedTuple):
     @classmethod
     def of(cls, timeline: Timeline, says: Iterable[tuple[float, str]]) -> Clock:
         """The clock of a timeline. says: by seconds on the timeline."""
-        zero, whole = began(timeline), timeline.makespan
+        zero, whole = timeline.began, timeline.makespan
         return cls(whole, [((when - zero) / whole, what) for when, what in says])
 
 

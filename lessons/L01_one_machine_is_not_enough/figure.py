@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from course_lib.figures.axis import long_time, memory_size, number, thousands
 from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, interval
-from course_lib.figures.palette import LIKELY, LINES
+from course_lib.figures.palette import DOTS, LIKELY, LINES
 from course_lib.figures.picture import Picture, table
 from course_lib.planner import Estimate
 
@@ -15,6 +15,7 @@ GiB = 2**30
 PATIENCE = {"a day": 1.0, "a month": 30.0, "a year": 365.25}
 COLUMNS = "model", "parameters", "memory", "fits", "training", "with 90%"
 CHOSEN = LINES[1]._replace(dash=None)
+BOUND = DOTS[3]._replace(dash="6,3")
 
 
 def limits(
@@ -61,7 +62,7 @@ def _panel(
     across = Axis.by_powers("parameters (billions)", [min(sizes) / 1.6, *sizes], 2.8, number)  # names: left
     up = Axis.by_powers(title, [*(point.y for point in points.values()), *bounds.values()], 1.6, thousands)
     marks: list[Mark] = [
-        Curve("", [Point(across.low, at), Point(across.high, at, words=Label(name, -6, down, "end", 11))], None)
+        Curve("", [Point(across.low, at), Point(across.high, at, words=Label(name, -6, down, "end", 11))], BOUND)
         for name, at in bounds.items()
     ]
     words = {name: Label(name, -7, -6, "end", 11, is_bold=name == chosen) for name in points}

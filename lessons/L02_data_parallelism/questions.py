@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +17,11 @@ from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.questions.units import BYTES
 from course_lib.classroom.runs.steps import training_step
 from course_lib.classroom.runs.training import TINY, flat, gradients_of, shares, train, train_layers
-from course_lib.figures import Timing, gantt, lost_time, speed_up
-from course_lib.figures.axis import data_size
+from course_lib.figures import Picture, Timing, gantt, lost_time, speed_up
+from course_lib.figures.axis import DATA, counted, data_size
+from course_lib.figures.bars import bars_panel
+from course_lib.figures.chart import Axis, Chart
+from course_lib.figures.palette import STYLES
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.collectives import ring_all_reduce
 from course_lib.mechanisms.data_parallel import average_gradients
@@ -140,14 +143,19 @@ def _run_in(workers: int, order: tuple[str, ...]) -> Outcome:
         replicas = launch(follow, workers, (order, workers, STEPS_IN_ORDER)).results
     except RankFailed as error:
         return Outcome(False, why="needs", found={"error": error.__cause__})
-    (alone,) = launch(follow, 1, (SOLUTION, workers, STEPS_IN_ORDER)).results
-    wrong = _what_is_wrong(order, replicas, alone)
+    wrong = _what_is_wrong(order, replicas, _alone(workers))
     shown = (1, STEPS_IN_ORDER // 2, STEPS_IN_ORDER)
     drift = {n: distance([history[n - 1] for history in replicas], replicas[0][n - 1]) for n in shown}
     apart = ", ".join(f"{far:.2g} after step {n}" for n, far in drift.items())
     emulated = launch(follow, workers, (order, workers, 2), pace=FEW_SECONDS)
     picture = gantt(emulated.timeline, title="Two steps in this order")
     return Outcome(not wrong, why=wrong, found={"apart": apart}, pictures=(picture,))
+
+
+@cache
+def _alone(workers: int) -> Tensor:
+    """The weights after every step of one process with the whole minibatch."""
+    return launch(follow, 1, (SOLUTION, workers, STEPS_IN_ORDER)).results[0]
 
 
 def _what_is_wrong(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> str:
@@ -163,6 +171,12 @@ def _what_is_wrong(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor
 
 
 # How many bytes does each rank send?
+
+PIECES = {
+    "has": STYLES["backward"]._replace(label="gradients"),
+    "once": STYLES["transfer"]._replace(label="once around, to be added up"),
+    "twice": STYLES["weight_grad"]._replace(label="once more, to hand out the sums"),
+}
 
 
 class Gradients(NamedTuple):
@@ -191,9 +205,27 @@ def _slips(case: Gradients) -> dict[str, float]:
 
 def _count_bytes(case: Gradients) -> Outcome:
     run = launch(_ring, case.ranks, (case.parameters,), pace=Pace(link=Link(0.004, 20e6)))
-    sent = run.timeline.bytes_sent(0)
-    picture = gantt(run.timeline, title="Once around the ring, and once more")
-    return Outcome(None, found={"sent": sent, "times": sent / case.bytes}, pictures=(picture,), measured=sent)
+    sent, messages = run.timeline.bytes_sent(0), [span.bytes for span in run.timeline.of(0) if span.background]
+    found = {"sent": sent, "times": sent / case.bytes}
+    return Outcome(None, found=found, pictures=(_pieces(case, messages),), measured=sent)
+
+
+def _pieces(case: Gradients, sent: list[int]) -> Picture:
+    """Draw what a rank has and what it sends, in pieces. sent: the bytes of its messages."""
+    once, twice = sum(sent[: len(sent) // 2]), sum(sent[len(sent) // 2 :])
+    rows = {"a rank has": dict(zip(PIECES, (case.bytes, 0, 0), strict=True))}
+    rows["it sends"] = dict(zip(PIECES, (0, once, twice), strict=True))
+    axis, unit = Axis.in_unit("bytes", 2 * case.bytes, DATA, 8, room=1.04)
+
+    def write(size: float) -> str:
+        return f"{counted(round(size / sent[0]), 'piece')} of {data_size(sent[0])}"
+
+    panel = bars_panel(rows, PIECES, axis, 800, write, unit, (2 * case.bytes, "twice its gradients"))
+    title = "A rank sends all pieces but one, twice"
+    summary = (
+        f"Of {data_size(case.bytes)}, a rank sends {data_size(once)} to add up and {data_size(twice)} to hand out."
+    )
+    return Picture.of(Chart([panel], {"emulated"}, title, 800, PIECES), summary, [])
 
 
 def _ring(rank: int, parameters: int) -> None:

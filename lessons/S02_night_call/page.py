@@ -6,21 +6,10 @@
 # **You need:** the lessons on [data parallelism](../02_data_parallelism.ipynb) and
 # [mixed precision](../07_mixed_precision.ipynb).
 #
-# The phone rings. Job 4711 trains a language model on eight devices in four nodes of two: eight replicas, gradients in
-# eight messages, float16 with 32-bit master weights, and a loss scale that adapts. Its minibatch, its learning rate and
-# the speed of its devices and links stand in the plan below; another night has others. It began at 22:00 and writes a
-# checkpoint every ten reports. A fifth node stands by. Until somebody else looks at it, in the evening, every minute in
-# which it stands still, is slow, or learns something wrong is yours.
-#
-# Its devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand, and its clock
-# is computed. Each report covers ten steps, and its time has a **jitter** of about 1%, which a seed draws. What it
-# learns is **measured**: a small model is really trained, with the job's replicas, data and recipe, by one step for
-# each report. Nothing that you see is drawn by hand.
+# The phone rings. Job 4711 trains a language model, and until somebody else looks at it, in the evening, every minute
+# in which it stands still, is slow, or learns something wrong is yours.
 #
 # ## 1. What everybody sees
-#
-# The job has been healthy for some hours. The log is a night's log: some of its lines may have to do with it, most do
-# not. Of the settings that somebody changed some were written down, and not everybody writes everything down.
 
 # %% tags=["nbval-ignore-output"]
 from lessons.S02_night_call.case import CASE
@@ -29,6 +18,18 @@ case = CASE.variant()  # seed=1, 2, 3: another night
 case.evidence()
 
 # %% [markdown]
+# The job runs on eight devices in four nodes of two: eight replicas, gradients in eight messages, float16 with 32-bit
+# master weights, and a loss scale that adapts. Its minibatch, its learning rate and the speed of its devices and links
+# stand in the plan above; another night has others. It began at 22:00, was healthy for some hours, and writes a
+# checkpoint every ten reports. A fifth node stands by. The log is a night's log: some of its lines may have to do with
+# it, most do not. Of the settings that somebody changed some were written down, and not everybody writes everything
+# down.
+#
+# Its devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand, and its clock
+# is computed. Each report covers ten steps, and its time has a **jitter** of about 1%, which a seed draws. What it
+# learns is **measured**: a small model is really trained, with the job's replicas, data and recipe, by one step for
+# each report. Nothing that you see is drawn by hand.
+#
 # Before you touch anything, say three things aloud. Since when? Is it slow, does it learn less, or does it hang? And
 # what could look like this?
 #

@@ -11,9 +11,6 @@
 # manager has two questions. Why was it lost, and from where can it go on? And why are its devices idle for nearly half
 # of the time, even when all is well?
 #
-# What the run learns is **measured**: a small model is really trained, by its two replicas, on its data, with its
-# recipe. Its devices and links are **emulated**, with a **jitter** of about 1% on the time of each report.
-#
 # ## 1. What is left of it
 
 # %% tags=["nbval-ignore-output"]
@@ -23,6 +20,9 @@ case = CASE.variant()  # seed=1, 2, 3: another cause
 case.evidence()
 
 # %% [markdown]
+# What the run learns is **measured**: a small model is really trained, by its two replicas, on its data, with its
+# recipe. The run's devices and links are **emulated**, with a **jitter** of about 1% on the time of each report.
+#
 # ## 2. Why was it lost, and from where does it go on?
 #
 # Say what you suspect before you measure it. Some mistakes bend a curve. Others only leave it flatter than it would

@@ -10,9 +10,6 @@
 # slower. Several people have changed several things meanwhile. All of them say that theirs cannot be it, and not all of
 # them have written down what they did.
 #
-# Its devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand. The time of a
-# report has a **jitter** of about 1%. What it learns is **measured**, on a small model.
-#
 # ## 1. What everybody sees
 
 # %% tags=["nbval-ignore-output"]
@@ -22,6 +19,9 @@ case = CASE.variant()  # seed=1, 2, 3: another cause
 case.evidence()
 
 # %% [markdown]
+# The job's devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand. The time
+# of a report has a **jitter** of about 1%. What it learns is **measured**, on a small model.
+#
 # Seven things could be behind it: tensor ranks on two nodes, too few micro-batches, stages of different size, a slow
 # link, a slow device, a node that waits for its data, or gradients that leave late. Before you measure, draw for each
 # of them how a step would look. A rehearsal on the healthy job tells whether you were right.

@@ -11,9 +11,6 @@
 # in the first cluster, node 1 in the second, and each has a spare. The plan: a replica on each device, and gradients in
 # four messages, since every message pays for the way. For some hours the job went as planned.
 #
-# Its devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand, and a report's
-# time has a **jitter** of about 1%. What it learns is **measured**, on a small model that is trained in the same way.
-#
 # ## 1. What everybody sees
 
 # %% tags=["nbval-ignore-output"]
@@ -23,6 +20,10 @@ case = CASE.variant()  # seed=1, 2, 3: another cause
 case.evidence()
 
 # %% [markdown]
+# The job's devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand, and a
+# report's time has a **jitter** of about 1%. What it learns is **measured**, on a small model that is trained in the
+# same way.
+#
 # ## 2. Make it right
 
 # %% tags=["nbval-ignore-output"]

@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 WIDGETS = ROOT / "course_lib" / "classroom" / "widgets"
 PARTS = ("slider", "options", "order", "sentences", "player")
 STYLES = (*(WIDGETS / f"{name}.css" for name in ("player", "running", "controls")), HERE / "net.css", HERE / "site.css")
+LAB = ROOT / "lessons" / "jupyterlab" / "custom" / "custom.css"  # gives charts the page's colors
 
 
 def build(folder: Path, shown: list[Page]) -> None:
@@ -50,7 +51,5 @@ def assets(folder: Path) -> None:
         module = (WIDGETS / f"{part}.js").read_text(encoding="utf-8")
         script += f"(() => {{\n{module.replace('export default', f'course.parts.{part} =')}\n}})();\n"
     (folder / "site.js").write_text(f"{script}course.start();\n", encoding="utf-8")
-    styles = [f".live, .course-player {{ {ROOMY} }}", *(file.read_text(encoding="utf-8") for file in STYLES)]
-    lab = (ROOT / "lessons" / "jupyterlab" / "custom" / "custom.css").read_text(encoding="utf-8")
-    styles += [line for line in lab.splitlines() if line.startswith(".js-plotly-plot")]  # charts in the page's colors
+    styles = [f".live, .course-player {{ {ROOMY} }}", *(file.read_text(encoding="utf-8") for file in (*STYLES, LAB))]
     (folder / "site.css").write_text("\n".join(styles), encoding="utf-8")

@@ -13,7 +13,6 @@ from typing import Any
 
 from lessons.site.widgets import ROOT, Widget
 
-LONG = ("MixedPrecisionExplorer()", "questions.load('Q8')")  # they take minutes, so they come first
 CACHE = ROOT / ".course" / "site"
 
 
@@ -34,10 +33,10 @@ def write(folder: Path, name: str, value: Any) -> None:
 def gather_all(widgets: list[Widget]) -> None:
     """Run what these widgets can show. What was run with the same sources before is not run again."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    missing = [one for one in dict.fromkeys(widgets) if not (CACHE / one.key).exists()]
-    missing.sort(key=lambda one: (one.call not in LONG, one.question))  # explorers before questions
+    # Later lessons have those that take minutes.
+    missing = [one for one in reversed(dict.fromkeys(widgets)) if not (CACHE / one.key).exists()]
     processes = multiprocessing.get_context("spawn")  # a process with ranks is not forked
-    with ProcessPoolExecutor(os.cpu_count(), processes) as pool:
+    with ProcessPoolExecutor((os.cpu_count() or 1) + 1, processes) as pool:  # one may wait for ranks that are stuck
         for name in pool.map(gather, missing):
             print(name, flush=True)
 

@@ -91,8 +91,9 @@ def test_nothing_is_told_by_color_alone(name: str) -> None:
 
 @every_chart
 def test_each_name_stands_once_in_the_legend(name: str) -> None:
-    shown = [trace.name for trace in figure_of(name).data if trace.showlegend]
-    assert len(shown) == len(set(shown))
+    shown = [trace for trace in figure_of(name).data if trace.showlegend]
+    looks = [str((trace.line.to_plotly_json() if trace.type == "scatter" else 0, trace.marker)) for trace in shown]
+    assert len(shown) == len({trace.name for trace in shown}) == len(set(looks))
     assert all(trace.legendgroup == trace.name for trace in figure_of(name).data)
 
 

@@ -76,6 +76,8 @@ class Feedback:
         headline = inline(self.headline).replace("\n", "<br>")
         words = "".join(to_html(text) for text in self._words() if text)
         style = f"border-left:4px solid {bar};padding-left:12px;line-height:1.4"
-        said = f"<div style='max-width:46em'><p><b>{headline}</b></p>{words}</div>"
+        said = f"<div style='max-width:46em'>{words}</div>"
+        # On a narrow page, pictures scroll and words wrap.
         shown = f"<div style='contain:inline-size;overflow-x:auto'>{''.join(pictures)}</div>" if pictures else ""
-        return f"<div style='{style}'>{said}{shown}</div>"  # on a narrow page, pictures scroll and words wrap
+        rest = f"{said}{shown}" if self.answer else f"{shown}{said}"  # evidence is seen, and then read
+        return f"<div style='{style}'><p style='max-width:46em'><b>{headline}</b></p>{rest}</div>"

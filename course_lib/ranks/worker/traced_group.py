@@ -352,6 +352,12 @@ def register(tracer: Tracer) -> None:
     dist.Backend.register_backend("traced", create, extended_api=True, devices=["cpu", "cuda"])
 
 
+@functools.cache
+def _gloo_device() -> Any:
+    """This process's end of all gloo connections, with one thread that polls, whatever the number of groups."""
+    return dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)
+
+
 def _connect(inner: dist.ProcessGroup, options: Any, device: torch.device | None) -> None:
     """Open gloo connections for tensors in memory and, given a GPU, NCCL ones for tensors on it."""
     kinds: Any = dist.ProcessGroup.BackendType
@@ -364,7 +370,7 @@ def _connect(inner: dist.ProcessGroup, options: Any, device: torch.device | None
         inner._register_backend(torch.device(device), kind, backend)
 
     gloo_options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+    gloo_options._devices = [_gloo_device()]
     inner._set_default_backend(kinds.GLOO)
     open_for("cpu", kinds.GLOO, dist.ProcessGroupGloo, gloo_options)
     if device is not None:

@@ -189,10 +189,9 @@ class Incident:
     def measure(self, name: str) -> Feedback:
         """Use an instrument; using it again costs again only after an act. Raises ValueError for an unknown one."""
         _check("name", name, INSTRUMENTS)
-        reading = INSTRUMENTS[name].read(self.story.scene)
+        pictures = INSTRUMENTS[name].read(self.story.scene)
         self._pay(name)
-        facts = bullets(f"{what}: {fact}" for what, fact in reading.facts.items())
-        return Feedback("", Outcome(None, facts, pictures=reading.pictures), title=INSTRUMENTS[name].title)
+        return Feedback("", Outcome(None, pictures=pictures), title=INSTRUMENTS[name].title)
 
     def rehearse(self, name: str) -> Feedback:
         """Try a suspect on the healthy job, at another place and with another magnitude."""
