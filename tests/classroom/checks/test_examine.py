@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from course_lib import launch
 from course_lib.classroom.checks import part, prose
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case
+from course_lib.classroom.checks.part import Case, effect
 from course_lib.classroom.checks.prose import Advice
 from course_lib.ranks import Stopped
 from course_lib.ranks.parent import monitor
@@ -356,17 +356,34 @@ def test_the_same_kind_of_exception_is_not_the_same_idea() -> None:
     assert tripled(raises_something_else).idea == ""
 
 
-def test_whoever_passed_a_case_does_not_have_an_idea_that_fails_there() -> None:
+def test_whoever_passed_a_case_does_not_have_an_idea_that_fails_there(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [Case(f"{n} ranks", n, numbers) for n in (2, 3)]
     tripled = Exercise("doubled", doubled, play, lambda seed: cases, price_case=cases[-1])
+    monkeypatch.setattr(prose, "words", lambda: {("doubled", "refuses"): Advice("It refuses.", "Why?")})
     tripled.mistake(refuses, fails=True)
+    assert tripled(refuses).idea == "refuses"
     assert tripled(lambda tensor: refuses(tensor) if dist.get_world_size() == 3 else 2 * tensor).idea == ""
 
 
-def test_nan_of_another_origin_is_not_the_same_idea() -> None:
+def test_nan_of_another_origin_is_not_the_same_idea(monkeypatch: pytest.MonkeyPatch) -> None:
     tripled = make()
+    monkeypatch.setattr(prose, "words", lambda: {("doubled", "nan_summed"): Advice("A sum.", "Of what?")})
     tripled.mistake(named("nan_summed", undefined_after(dist.ReduceOp.SUM)))
+    assert tripled(undefined_after(dist.ReduceOp.SUM)).idea == "nan_summed"
     assert tripled(undefined_after(dist.ReduceOp.SUM, times=lambda tensor: tensor.exp())).idea == ""
+
+
+def test_a_change_that_is_a_multiple_is_told() -> None:
+    cases = [Case("2 ranks", 2, numbers)]
+    moved = Exercise("moved", moves(1), effect, lambda seed: cases, price_case=cases[0], rounding=1e-6)
+    assert "`tensor` changes 2 times as much as it should." in moved(moves(2)).message
+
+
+def moves(times: float) -> Any:
+    def moved(tensor: Tensor) -> None:
+        tensor += times * torch.tensor([1.0, 2.0, 3.0])
+
+    return moved
 
 
 def undefined_after(operation: Any, times: Any = torch.clone) -> Any:
