@@ -15,6 +15,7 @@ Nothing is searched or guessed, so the same schedule and the same costs give the
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
@@ -61,10 +62,16 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # what was made grows old at once: each younger generation would search it
+            if not _has_frozen():  # what was made grows old at once: each younger generation would search it
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+@functools.cache
+def _has_frozen() -> bool:
+    """Whether this process has frozen objects, as all have that were forked; counting them takes 0.2 s there."""
+    return gc.get_freeze_count() > 0
 
 
 def _per_stage(name: str, seconds: Seconds, n_stages: int) -> list[float]:

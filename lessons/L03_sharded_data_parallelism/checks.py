@@ -145,9 +145,10 @@ def _one_share_each(hidden: int, steps: int, seed: int, has_frozen: bool, optimi
 
 
 def _trainings(seed: int) -> list[Case]:
-    momentum = "the optimizer has a momentum, and now there is more than one step"
+    momentum = "the optimizer has a momentum and decays weights, and now there is more than one step"
     frozen, adamw = "a parameter that is not trained, and has no gradient", torch.optim.AdamW
-    two = [_training(2, 3, 1, seed), _training(2, 3, 3, seed, momentum), _training(2, 4, 3, seed, UNEVEN)]
+    plain = _training(2, 3, 1, seed, optimizer=functools.partial(torch.optim.SGD, lr=0.1))
+    two = [plain, _training(2, 3, 3, seed, momentum), _training(2, 4, 3, seed, UNEVEN)]
     three = [_training(3, 4, 3, seed + 1), _training(3, 4, 3, seed + 1, frozen, has_frozen=True)]
     last = functools.partial(adamw, lr=0.1, weight_decay=0.1)
     return [*two, *three, _training(4, 5, 3, seed + 2, optimizer=last)]

@@ -213,7 +213,11 @@ def _play_heads(fn: Any, x: Tensor, qkv: Tensor, bias: Tensor, out: Tensor, head
     with compute("forward"):
         if not _are_heads(shares, width, len(out)):
             return {"shares": shares}
-        return {"heads": torch.tensor(len(shares[1]) // 3 // width), "partial sum": attention(x, shares, width)}
+        pairs = zip(shares, (qkv, bias[:, None], out.T), strict=True)
+        three = [(one.view(len(one), -1) if one is not shares[2] else one.T, whole) for one, whole in pairs]
+        taken = [[*(whole == row).all(1).nonzero().flatten(), -1][0] for own, whole in three for row in own]
+        y = attention(x, shares, width)
+        return {"heads": torch.tensor(len(shares[1]) // 3 // width), "partial sum": y, "rows": torch.tensor(taken)}
 
 
 def _are_heads(shares: Any, width: int, hidden: int) -> bool:
@@ -237,7 +241,21 @@ def _view_heads(observed: list[Observed]) -> list[Values]:
     return [{k: v for k, v in seen.values.items() if "result" not in k} | of_all for seen in observed]
 
 
-cut_heads = exact("cut_heads", heads_cut, _play_heads, _heads_cases, price_case=_heads(4, 8, 4), compared=_view_heads)
+def _rows_taken(observed: list[Observed]) -> str:
+    """A sentence about the rows and columns that rank 0 takes, if they do not belong to the same heads."""
+    taken, hidden = observed[0].values.get("the result[rows]", ""), len(observed[0].before["out"])
+    if not isinstance(taken, Tensor) or taken.min() < 0:
+        return ""
+    rows, bias, columns = taken.split([len(taken) * 3 // 7, len(taken) * 3 // 7, len(taken) // 7])
+    if torch.equal(rows, bias) and torch.equal(rows, torch.cat([columns + i * hidden for i in range(3)])):
+        return ""
+    begin = f"In qkv and bias, queries begin at row 0, keys at {hidden}, values at {2 * hidden}."
+    rows, bias, columns = (one.tolist() for one in (rows, bias, columns))
+    return f"{begin} Rank 0 takes the rows {rows} of qkv, {bias} of bias, and the columns {columns} of out."
+
+
+cut = partial(exact, compared=_view_heads, rule=_rows_taken)
+cut_heads = cut("cut_heads", heads_cut, _play_heads, _heads_cases, price_case=_heads(4, 8, 4))
 
 
 # Loss

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from course_lib.classroom.checks.evidence import is_same
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.messages import bytes_sent
 from course_lib.classroom.checks.part import Case, Observed, Values, result
 from course_lib.classroom.checks.tables import as_number
 from course_lib.ranks import Link, Pace
@@ -200,10 +199,17 @@ def _rounded_alike(observed: list[Observed]) -> list[Values]:
     return [seen.values | {"the result": mean.to(first.dtype)} if is_mean else seen.values for seen in observed]
 
 
+def _bytes_sent(seen: Observed, ranks: int) -> float:
+    """The bytes that leave a rank: all of a message, and as many as a ring of so many ranks takes for a collective."""
+    pieces = {"send": 1, "allreduce": 2 * (ranks - 1) / ranks, "allgather": ranks - 1}
+    shares = [pieces.get(one.operation.split("_")[0], (ranks - 1) / ranks) * one.content.nbytes for one in seen.sent]
+    return round(sum(shares))
+
+
 def _two_bytes(observed: list[Observed]) -> str:
     """Check for two bytes per number, with room for pieces that are padded, and for a scalar besides."""
     ranks, n = len(observed), observed[0].values["the result"].numel()  # type: ignore[union-attr]
-    most, least = max(bytes_sent(seen, ranks) for seen in observed), 4 * n * (ranks - 1) // ranks
+    most, least = max(_bytes_sent(seen, ranks) for seen in observed), 4 * n * (ranks - 1) // ranks
     too_much = f"The mean is right, but a rank sends {most} bytes, where {least} would do: an all-reduce of 16 bits."
     return too_much * (most > least + 16)
 

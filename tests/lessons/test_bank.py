@@ -34,7 +34,7 @@ Program = Callable[..., object]
 def observed(exercise: Exercise, case: Case) -> dict[Program, list[Observed]]:
     """The results of all programs of an exercise whose runs end well, by rank, from one launch.
 
-    Without the mistakes that are told in an earlier case with as many ranks: a check names none of them any more.
+    Without the mistakes that are told in an earlier case: a check names none of them any more.
     """
     programs = [exercise.right, *(one.program for one in untold(exercise, case)), *RIGHT.get(exercise, [])]
     return dict(zip(programs, map(list, zip(*exercise.run(programs, case).results, strict=True)), strict=True))
@@ -42,7 +42,7 @@ def observed(exercise: Exercise, case: Case) -> dict[Program, list[Observed]]:
 
 def untold(exercise: Exercise, case: Case) -> list[Mistake]:
     cases = exercise.all_cases(0)[:-1]
-    earlier = [one for one in cases[: cases.index(case)] if one.world_size == case.world_size] if case in cases else []
+    earlier = cases[: cases.index(case)] if case in cases else []
     found = [Evidence(exercise, one, [], observed(exercise, one)[exercise.right]) for one in earlier]
     return [one for one in exercise.mistakes if not one.fails and all(before.would_pass(one) for before in found)]
 
@@ -93,10 +93,10 @@ def known_verdicts(exercise: Exercise, programs: list[Program], cases: list[Case
 
 
 @functools.cache
-def bank(exercise: Exercise, ranks: tuple[int, ...]) -> dict[Program, Verdict]:
-    """The verdicts on a bank's mistakes, from the cases with these numbers of ranks only."""
+def bank(exercise: Exercise) -> dict[Program, Verdict]:
+    """The verdicts on a bank's mistakes."""
     programs = [mistake.program for mistake in exercise.mistakes if not mistake.fails]
-    return known_verdicts(exercise, programs, [c for c in exercise.all_cases(0)[:-1] if c.world_size in ranks])
+    return known_verdicts(exercise, programs, exercise.all_cases(0)[:-1])
 
 
 def verdicts_on(exercise: Exercise, programs: list[Program]) -> dict[Program, Verdict]:
@@ -114,13 +114,8 @@ MISTAKES = [(exercise, mistake) for exercise in checks.PARTS for mistake in exer
     ("exercise", "mistake"), [pytest.param(*one, id=f"{one[0].name}-{one[1].program.__name__}") for one in MISTAKES]
 )
 def test_a_mistake_is_recognized_as_itself_and_only_as_itself(exercise: Exercise, mistake: Mistake) -> None:
-    if mistake.fails:
-        assert exercise(mistake.program).idea == mistake.program.__name__
-        return
-    assert bank(exercise, (2, 3, 4))[mistake.program].idea == mistake.program.__name__
-    for ranks in (2, 3, 4):
-        verdict = bank(exercise, (ranks,)).get(mistake.program)
-        assert verdict is None or verdict.idea == mistake.program.__name__, ranks
+    verdict = exercise(mistake.program) if mistake.fails else bank(exercise)[mistake.program]
+    assert verdict.idea == mistake.program.__name__
 
 
 @pytest.mark.parametrize("exercise", checks.PARTS, ids=lambda exercise: exercise.name)

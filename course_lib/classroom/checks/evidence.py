@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from course_lib.classroom.checks.part import Case, Mistake, Observed, Part, Value
-from course_lib.ranks import listing
+from course_lib.instruments.watch import Sent
 
 
 class Difference(NamedTuple):
@@ -41,8 +41,9 @@ class Difference(NamedTuple):
         if kind(self.expected) != kind(self.got) and not (short and self.differs_in == "shape"):
             pair = [*map(kind, pair)]
         elif not short and isinstance(self.expected, Tensor):
-            place = int((self.expected - self.got).abs().nan_to_num(torch.inf).argmax())  # type: ignore[operator]
-            where, pair = f"{where}, element {place}", [value.flatten()[place] for value in pair]  # type: ignore[union-attr]
+            off = (self.expected - self.got).abs().nan_to_num(torch.inf)  # type: ignore[operator]
+            at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
+            where, pair = f"{where}{[*at]}", [value[at] for value in pair]  # type: ignore[index]
         expected, got = (value if isinstance(value, str) else _numbers(value) for value in pair)
         return ("Where", where), ("Expected", expected), ("Got", got)
 
@@ -93,14 +94,18 @@ class Evidence:
         return not (self.differences or self.disagreeing or any(seen.ended_group for seen in self.observed))
 
     def mistakes(self) -> list[Mistake]:
-        """The mistakes with the same values; of several, those that also sent the same numbers, if there are any."""
+        """The mistakes with the same values; of several, those that also sent the same numbers, if there are any.
+
+        Where a wrong value is nan or infinite, as it is after many a mistake, they have to have sent the same.
+        """
         fitting = {mistake: seen for mistake, seen in self.exercise.run_mistakes(self.case).items() if self._fits(seen)}
         closer = [one for one, seen in fitting.items() if all(map(_sent_the_same, self.observed, seen))]
-        return closer or list(fitting)
+        wild = any(isinstance(one.got, Tensor) and not one.got.isfinite().all() for one in self.differences)
+        return closer if closer or wild else list(fitting)
 
     def _fits(self, theirs: list[Observed]) -> bool:
         """Whether the messages fit a mistake: the same if the result is right, else messages on the same ranks."""
-        mine, other = ([_traffic(seen) for seen in observed] for observed in (self.observed, theirs))
+        mine, other = ([Counter(map(traffic, seen.sent)) for seen in observed] for observed in (self.observed, theirs))
         alike = [*map(bool, mine)] == [*map(bool, other)] if self.differences else mine == other
         return alike and not any(self._between(theirs, self.observed))
 
@@ -108,80 +113,6 @@ class Evidence:
         """Whether this wrong solution passes this case."""
         observed = self.exercise.run_mistakes(self.case)[mistake]
         return not any(self._between(self.right, observed)) and not self.exercise.breach(observed)
-
-    def sentence(self) -> str:
-        """A sentence about the difference that holds for any exercise."""
-        wrong, programs = self.differences, (self.observed, self.right)
-        sends = [any(seen.sent for seen in observed) for observed in programs]
-        if any(seen.ended_group for seen in self.observed):
-            return "Your function ends the process group: nothing that comes after it could communicate."
-        if wrong and wrong[0].is_change:
-            return f"Your function changes `{wrong[0].name}`, which here has to stay as it was."
-        if wrong and isinstance(wrong[0].expected, str) and isinstance(wrong[0].got, str):
-            return self.exercise.rule(self.observed) or f"`{wrong[0].name}` is not what it should be."
-        if wrong and kind(wrong[0].expected) != kind(wrong[0].got):
-            return f"On rank {wrong[0].rank}, `{wrong[0].name}` has another {wrong[0].differs_in} than it should have."
-        if sends == [False, True]:
-            return "Your function sends nothing that the check sees, so no rank can know what the others hold."
-        if any(one.operation == "send" for seen in self.observed for one in seen.sent) and self._holes():
-            unwritten = (
-                "Your result has nan in it. So has what `torch.empty` returns, until a message has filled it and"
-            )
-            return f"{unwritten} its handle has been waited for; and the mean of nothing is nan, too."
-        if rule := self.exercise.rule(self.observed):
-            return rule
-        if wrong and all(is_same(one.before, one.got) for one in wrong):
-            names = list(dict.fromkeys(one.name for one in wrong))
-            more = f" and {len(names) - 1} more" * (len(names) > 1)
-            return f"What you compute does not reach all places. Still as before: `{names[0]}`{more}."
-        if wrong and (factor := self._factor()):
-            return _by_a_factor(factor, len(self.observed) if any(sends) else 0)
-        if wrong and self._in_another_order():
-            return "The numbers are right, and they are in the wrong order."
-        if not any(sends) and not self.disagreeing:
-            return "This is not what was asked for."
-        if right := sorted(set(range(len(self.observed))) - {one.rank for one in wrong}) if wrong else []:
-            return f"Only {listing(right)} has what it should have." if len(right) == 1 else "Some ranks are right."
-        if self.disagreeing:
-            digits = "" if wrong else " in their last digits, because they add up in different orders"
-            return f"Ranks 0 and {self.disagreeing[0]} end with different numbers{digits}: replicas would drift apart."
-        agree = "All ranks agree, and this" if any(one.name in self.common for one in wrong) else "This"
-        return f"{agree} is not what one process would have."
-
-    def _holes(self) -> bool:
-        """Whether a wrong value is nan, as unwritten memory is here, where the right one is a number."""
-        pairs = [(one.expected, one.got) for one in self.differences]
-        tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
-        return any(bool(b.isnan().any()) and not a.isnan().any() for a, b in tensors)
-
-    def _wrong_numbers(self) -> list[Tensor]:
-        """The numbers of all values that differ, one after the other: those expected, and those that are there."""
-        return [torch.cat([v[i].double().flatten() for v in self.differences]) for i in (3, 4)]  # type: ignore[union-attr]
-
-    def _in_another_order(self) -> bool:
-        expected, got = (numbers.sort()[0] for numbers in self._wrong_numbers())
-        return is_same(expected, got, self.tolerance)
-
-    def _factor(self) -> float:
-        """The common factor by which all wrong values are too large, or -1; 0 if none, or any, as one number has it."""
-        expected, got = self._wrong_numbers()
-        ratio = float(got @ expected / (expected @ expected))
-        factor = ratio if ratio > 0 else -1.0
-        if factor == torch.inf or not is_same(got, factor * expected, max(1.0, factor) * self.tolerance):
-            return 0.0
-        is_whole = any(abs(one - round(one)) < 1e-4 for one in (factor, 1 / factor))
-        return factor if is_whole or len(expected.unique()) > 1 else 0.0
-
-
-def _by_a_factor(factor: float, ranks: int) -> str:
-    if factor < 0:
-        return "Every number that is wrong has the other sign."
-    if abs(factor - 1) < 1e-3:
-        return "Only the last digits are wrong. Where do your numbers have fewer bits than those that you got?"
-    times, is_large = max(factor, 1 / factor), factor > 1
-    of_ranks = any(abs(times - ranks / some) < 1e-3 for some in (1 / max(ranks, 1), *range(1, ranks)))
-    text = f"Every number that is wrong is {times:.3g} times too {'large' if is_large else 'small'}."
-    return text + f" There are {ranks} ranks." * of_ranks
 
 
 def kind(value: Value) -> str:
@@ -203,9 +134,9 @@ def _numbers(value: Tensor) -> str:
     return ", ".join(f"{number:.6g}" for number in value.flatten().tolist())
 
 
-def _traffic(seen: Observed) -> Counter[tuple[str, int, int]]:
-    """The number of messages by operation, peer and elements."""
-    return Counter((sent.operation, sent.peer, sent.content.numel()) for sent in seen.sent)
+def traffic(sent: Sent) -> tuple[str, int, int]:
+    """The operation, peer and number of elements of a message."""
+    return sent.operation, sent.peer, sent.content.numel()
 
 
 def _sent_the_same(seen: Observed, other: Observed) -> bool:

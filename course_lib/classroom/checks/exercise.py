@@ -4,11 +4,12 @@ each case on real ranks  ->  the price, beside that of the right solution
    |             |
 an error:     values that differ from the right solution's:
 which one?    which wrong solution has the same?
-              if none has: a general sentence, expected and got
+              if none has: what the numbers show (`telling`), expected and got
 """
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import Any
 from course_lib.classroom.checks.evidence import Evidence
 from course_lib.classroom.checks.part import AMOUNTS, TIMEOUT, Budget, Case, Mistake, Observed, Part
 from course_lib.classroom.checks.prose import TEXTS
+from course_lib.classroom.checks.telling import told
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, renew
 from course_lib.timeline import Timeline
@@ -56,7 +58,7 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
         try:
             run = exercise.run([fn], case)
         except FAILED as error:
-            wrong = _explain_accident(exercise, case, error, fn, is_new=bool(passed and case.new))
+            wrong = _explain_accident(exercise, case, error, fn, passed)
         else:
             observed = ([of[0] for of in one.results] for one in (run, exercise.run_right(case)))
             found = Evidence(exercise, case, *observed)
@@ -91,7 +93,7 @@ def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
         return None
     failing = [one for one in found.mistakes() if not found.would_pass(one)]
     mistakes = [one for one in failing if all(before.would_pass(one) for before in passed)]
-    verdict = _named(Verdict(exercise.name, "price" if breach else "idea", breach or found.sentence()), mistakes)
+    verdict = _named(Verdict(exercise.name, "price" if breach else "idea", breach or told(found)), mistakes)
     facts = found.differences[0].facts() if found.differences else ()
     return replace(verdict, facts=() if verdict.message in dict(facts).values() else facts)  # nothing is said twice
 
@@ -107,22 +109,24 @@ def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:
 # Runs that failed
 
 
-def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[..., Any], is_new: bool) -> Verdict:
-    cause, kind = error.__cause__, type(error.__cause__).__name__
+def _explain_accident(
+    exercise: Part, case: Case, error: RunError, fn: Callable[..., Any], passed: list[Evidence]
+) -> Verdict:
+    cause, kind, ended = error.__cause__, type(error.__cause__).__name__, _how_it_ended(error)
     if kind == "NotImplementedError" and not str(cause):
         return Verdict(exercise.name, "unwritten", TEXTS["stub"])
     said = error.message if error.details.startswith("Traceback") else f"{error.message} {error.details}"
     lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in said)
     facts = (("What happened", error.message), *(("Line", line) for line in lines))
-    failing = (one for one in exercise.mistakes if one.fails and cause)
-    if mistakes := [one for one in failing if _fails_alike(exercise, case, one, error)]:
+    failing = [one for one in exercise.mistakes if one.fails and cause and _how_it_fails(exercise, case, one) == ended]
+    if mistakes := [one for one in failing if not any(_how_it_fails(exercise, was.case, one) for was in passed)]:
         return _named(Verdict(exercise.name, "idea", "", facts=facts), mistakes)
     used = getattr(getattr(fn, "__code__", None), "co_names", ())
     if {"threading", "Thread", "ThreadPoolExecutor"}.intersection(used):
         return Verdict(exercise.name, "idea", TEXTS["thread"], facts=facts)
     if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
         return Verdict(exercise.name, "idea", error.details, facts=facts)
-    if is_new and cause and kind not in MISSPELT:
+    if passed and case.new and cause and kind not in MISSPELT:
         return Verdict(exercise.name, "idea", TEXTS["new"], facts=facts)
     if kind in SLIPS:
         what = "no handle" if "'NoneType' object has no attribute 'wait'" in str(cause) else "misspelt"
@@ -131,13 +135,14 @@ def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[
     return Verdict(exercise.name, "error", text, facts=facts)
 
 
-def _fails_alike(exercise: Part, case: Case, mistake: Mistake, error: RunError) -> bool:
-    """Whether a wrong solution ends in the same error after the same operations."""
+@functools.cache
+def _how_it_fails(exercise: Part, case: Case, mistake: Mistake) -> tuple:
+    """How the run of a wrong solution ends if it fails; () if it does not."""
     try:
         exercise.run([mistake.program], case)
     except FAILED as theirs:
-        return _how_it_ended(theirs) == _how_it_ended(error)
-    return False
+        return _how_it_ended(theirs)
+    return ()
 
 
 def _how_it_ended(error: RunError) -> tuple:

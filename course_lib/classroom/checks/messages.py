@@ -11,13 +11,6 @@ def most_sent(observed: list[Observed]) -> tuple[int, int]:
     return max(len(seen.sent) for seen in observed), max(numbers)
 
 
-def bytes_sent(seen: Observed, ranks: int) -> float:
-    """The bytes that leave a rank: all of a message, and as many as a ring of so many ranks takes for a collective."""
-    pieces = {"send": 1, "allreduce": 2 * (ranks - 1) / ranks, "allgather": ranks - 1}
-    shares = [pieces.get(one.operation.split("_")[0], (ranks - 1) / ranks) * one.content.nbytes for one in seen.sent]
-    return round(sum(shares))
-
-
 def sent_more(observed: list[Observed], most: tuple[int, int], what: str) -> str:
     """A sentence: `what` is right, but a rank sends more messages or numbers than `most`; "" if none does."""
     sent = most_sent(observed)

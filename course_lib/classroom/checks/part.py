@@ -226,7 +226,7 @@ def _leave_all(rank: int, programs: list[Callable], play: Callable, names: list[
 
 
 def _observe(rank: int, program: Callable, play: Callable, names: list[str], arguments: tuple[Any, ...]) -> Observed:
-    torch.manual_seed(1000 + rank)
+    torch.default_generator.manual_seed(1000 + rank)  # torch.manual_seed notes a whole stack for each other device
     named = dict(zip(names, arguments, strict=True))
     before = _values_of(named)
     torch.use_deterministic_algorithms(True)  # torch.empty gives nan, so reading too early is wrong every time

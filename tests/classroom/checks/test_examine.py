@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from course_lib import launch
 from course_lib.classroom.checks import part, prose
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case
+from course_lib.classroom.checks.part import Case, effect
 from course_lib.classroom.checks.prose import Advice
 from course_lib.ranks import Stopped
 from course_lib.ranks.parent import monitor
@@ -314,13 +314,20 @@ def times(factor: float) -> Any:
     ("fn", "words"),
     [
         (lambda tensor: tensor * 6, "3 times too large"),
-        (lambda tensor: (2 * tensor).flip(0), "in the wrong order"),
+        (lambda tensor: (2 * tensor).flip(0), "in the wrong order: reversed."),
+        (lambda tensor: (2 * tensor).roll(1), "in the wrong order: moved on by 1."),
+        (lambda tensor: torch.cat([2 * tensor[:2], 5 * tensor[2:]]), "Wrong: element 2 of `the result`."),
+        (lambda tensor: 0 * tensor, "Every number that is wrong is 0."),
+        (lambda tensor: 2.02 * tensor, "nearly right, off by 0.01 of the largest"),
         (lambda tensor: (2 * tensor).double(), "than it should have"),
         (lambda tensor: (2 * tensor)[:, None], "than it should have"),
         (lambda tensor: tensor.mul_(2), "changes `tensor`"),
-        (lambda tensor: 2 * tensor + dist.get_rank(), "not what was asked for"),
+        (
+            lambda tensor: 2 * tensor + dist.get_rank(),
+            "is 1 more than it should be. Wrong: `the result` on rank 1. Right on rank 0.",
+        ),
         (lambda tensor: tensor + 0.5, "not what was asked for"),
-        (lambda tensor: tensor * float("nan"), "not what was asked for"),
+        (lambda tensor: tensor * float("nan"), "has nan in it where a finite number should be"),
         (lambda tensor: (one for one in tensor), "than it should have"),
     ],
 )
@@ -347,6 +354,44 @@ def test_the_same_kind_of_exception_is_not_the_same_idea() -> None:
     tripled = make()
     tripled.mistake(raises_at_the_same_place, fails=True)
     assert tripled(raises_something_else).idea == ""
+
+
+def test_whoever_passed_a_case_does_not_have_an_idea_that_fails_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [Case(f"{n} ranks", n, numbers) for n in (2, 3)]
+    tripled = Exercise("doubled", doubled, play, lambda seed: cases, price_case=cases[-1])
+    monkeypatch.setattr(prose, "words", lambda: {("doubled", "refuses"): Advice("It refuses.", "Why?")})
+    tripled.mistake(refuses, fails=True)
+    assert tripled(refuses).idea == "refuses"
+    assert tripled(lambda tensor: refuses(tensor) if dist.get_world_size() == 3 else 2 * tensor).idea == ""
+
+
+def test_nan_of_another_origin_is_not_the_same_idea(monkeypatch: pytest.MonkeyPatch) -> None:
+    tripled = make()
+    monkeypatch.setattr(prose, "words", lambda: {("doubled", "nan_summed"): Advice("A sum.", "Of what?")})
+    tripled.mistake(named("nan_summed", undefined_after(dist.ReduceOp.SUM)))
+    assert tripled(undefined_after(dist.ReduceOp.SUM)).idea == "nan_summed"
+    assert tripled(undefined_after(dist.ReduceOp.SUM, times=lambda tensor: tensor.exp())).idea == ""
+
+
+def test_a_change_that_is_a_multiple_is_told() -> None:
+    cases = [Case("2 ranks", 2, numbers)]
+    moved = Exercise("moved", moves(1), effect, lambda seed: cases, price_case=cases[0], rounding=1e-6)
+    assert "`tensor` changes 2 times as much as it should." in moved(moves(2)).message
+
+
+def moves(times: float) -> Any:
+    def moved(tensor: Tensor) -> None:
+        tensor += times * torch.tensor([1.0, 2.0, 3.0])
+
+    return moved
+
+
+def undefined_after(operation: Any, times: Any = torch.clone) -> Any:
+    def undefined(tensor: Tensor) -> Tensor:
+        dist.all_reduce(times(tensor), operation)
+        return tensor * torch.nan
+
+    return undefined
 
 
 def test_a_price_is_not_called_an_idea_that_costs_nothing() -> None:

@@ -172,7 +172,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
 WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.split_batch: told(
         split,
-        returns_nothing=("`a row of the result[inputs]` has another", "return ", ""),
+        returns_nothing=("`a row of the result[inputs]` is None", "return ", ""),
         returns_all_shares=("than it should have", share, "batch.tensor_split(world_size)"),
         changes_the_batch=("changes `inputs`", share, f"{share}.mul_(2)"),
         flattens_the_share=("than it should have", share, f"{share}.flatten()"),
@@ -199,12 +199,12 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
             is_there,
             f"{is_there} and parameter.dim() > 1",
         ),
-        reduces_to_rank_0=("Only rank 0 has what it should have", summed, "dist.reduce(weighted, 0)"),
+        reduces_to_rank_0=("on rank 1. Right on rank 0.", summed, "dist.reduce(weighted, 0)"),
         adds_in_its_own_order=("different numbers in their last digits", summed, f"{gathered}; {own_first}"),
         knows_two_ranks=("1.5 times too large. There are 3 ranks", divided, f"{divided} * dist.get_world_size() / 2"),
         takes_the_largest=("not what one process would have", summed, "dist.all_reduce(weighted, dist.ReduceOp.MAX)"),
         changes_parameters=("changes `blocks.0.token.weight`", summed, f"{summed}; parameter.data -= 0.1"),
-        drops_gradients=("`blocks.0.token.weight.grad` has another", divided, "None"),
+        drops_gradients=("`blocks.0.token.weight.grad` is None", divided, "None"),
     ),
     checks.ring_all_reduce: told(
         one_loop,
@@ -230,7 +230,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         divides_while_it_is_on_its_way: "These are sums over the ranks",
         **told(
             in_buckets,
-            never_goes_back=("`0.weight.grad` has another", "loss.backward()", "pass"),
+            never_goes_back=("`0.weight.grad` is None", "loss.backward()", "pass"),
             goes_back_alone=("sends nothing", "(ready)", "(lambda _: None)"),
             full_when_larger=("A full bucket does not leave at once", ">= bucket_size", "> bucket_size"),
             each_gradient_twice=(

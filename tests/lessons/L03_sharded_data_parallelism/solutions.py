@@ -242,7 +242,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         in_single_precision=("than it should have", result, "return total.float()"),
         turns_it_around=("in the wrong order", result, "return total.flip(0)"),
         twice_too_large=("2 times too large", result, "return 2 * total"),
-        talks_to_one_rank_alone=("This is not what one process would have", "range(1, n)", "range(1, 2)"),
+        talks_to_one_rank_alone=("should be minus piece 0 of `tensor` of rank 1", "range(1, n)", "range(1, 2)"),
     ),
     checks.all_gather: told(
         gathered,
@@ -277,10 +277,10 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.sharded_linear: told(
         linear,
-        loses_dx=("`the result[dx]` has another", apply, "ShardedLinear.apply(x.detach(), shard)"),
-        loses_the_gradient=("`the result[gradient of shards[0]]` has another", "(x, shard)\n", "(x, shard.detach())\n"),
+        loses_dx=("`the result[dx]` is None", apply, "ShardedLinear.apply(x.detach(), shard)"),
+        loses_the_gradient=("`the result[gradient of shards[0]]` is None", "(x, shard)\n", "(x, shard.detach())\n"),
         averages_outputs=(
-            "not what one process would have",
+            "Wrong: `the result[y]`. Right: `the result[dx]` and 1 more",
             forward,
             "dist.all_reduce(y := x @ whole().T); return y / n",
         ),
@@ -299,9 +299,9 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.recompute: told(
         again,
-        returns_x=("`0.up.grad` has another", recomputed, "x"),
+        returns_x=("`0.up.grad` is None", recomputed, "x"),
         without_any_gradient=("No gradient comes back", recomputed, "block(x).detach()"),
-        dropout_off=("not what one process would have", "class", "block.eval()\n    class"),
+        dropout_off=("not what was asked for", "class", "block.eval()\n    class"),
         keeps_the_insides_itself=(
             "Everything inside the block is kept until the backward pass",
             recomputed,

@@ -146,20 +146,20 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.forward_and_backward: told(
         passed_on,
-        loss_not_returned=("loss of minibatch 0]` has another", done, "return None"),
+        loss_not_returned=("loss of minibatch 0]` is None", done, "return None"),
         five_times_the_loss=("5 times too large", "loss_fn(y, targets)", "5 * loss_fn(y, targets)"),
         updates_as_well=(
             "changes `0.weight`",
             done,
             "[one.data.sub_(one.grad) for one in stage.parameters()]; return loss",
         ),
-        clears_afterwards=("`0.weight.grad` has another", done, "stage.zero_grad(); return loss"),
+        clears_afterwards=("`0.weight.grad` is None", done, "stage.zero_grad(); return loss"),
         loss_to_all=(
             "On rank 0, `the result[loss of minibatch 0]` has another",
             done,
             f"{to_all}; return loss",
         ),
-        layers_backwards=("not what one process would have", forward, "y = nn.Sequential(*reversed(stage))(x)"),
+        layers_backwards=("not what was asked for", forward, "y = nn.Sequential(*reversed(stage))(x)"),
     ),
     checks.who_holds_what: told(
         held,
@@ -170,7 +170,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
             "f'{sum((parameters, parameters, optimizer, activations)) / 1000} kB'",
         ),
         totals=("than it should have", numbers, f"sum({numbers})"),
-        parameters_alone=("not what was asked for", numbers, "(parameters, 0, 0, 0)"),
+        parameters_alone=("Every number that is wrong is 0. Wrong: columns 1 to 3", numbers, "(parameters, 0, 0, 0)"),
         grows_the_widths=("changes `plans[0][0]`", rows, "widths.append(1); return found"),
     ),
 }

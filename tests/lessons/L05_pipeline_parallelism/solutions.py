@@ -224,8 +224,8 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
             back,
             f"{back}; [one.data.sub_(one.grad) for one in module.parameters()]",
         ),
-        divides_what_was_there=("not what one process would have", *divided),
-        first_stage_left_out=("Only rank 1 has what it should have", back, f"{back}; rank or module.zero_grad(False)"),
+        divides_what_was_there=("should be minus 0.5 times `0.weight.grad` of rank 0 as it was", *divided),
+        first_stage_left_out=("on rank 0. Right on rank 1", back, f"{back}; rank or module.zero_grad(False)"),
     ),
     checks.bubble: told(
         idle_share,

@@ -113,9 +113,9 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.gradient_norm: told(
         norm,
-        norm_not_returned=("than it should have", "return ", ""),
+        norm_not_returned=("`the result` is None", "return ", ""),
         norm_that_clips=("changes `gradients[0]`", "return", clips),
-        norm_on_rank_0=("Only rank 0 has what it should have", root, f"{root} if rank == 0 else 0.0"),
+        norm_on_rank_0=("on rank 1. Right on rank 0.", root, f"{root} if rank == 0 else 0.0"),
         norm_of_frozen_as_one=("not what one process would have", *frozen_as_one),
     ),
     checks.complete_gradients: told(
@@ -123,7 +123,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         complete_in_other_tensors=("does not reach all places", known, copied),
         complete_nothing=("sends nothing", of_known, "if one is None]"),
         complete_in_single_precision=("than it should have", *in_float32),
-        complete_by_broadcast=("not what one process would have", average, broadcast),
+        complete_by_broadcast=("is exactly `gradients[0]` of rank 0 as it was", average, broadcast),
         complete_for_two_replicas=("1.5 times too large", "1 / dist", "1 / min(2, dist", "(replicas))", "(replicas)))"),
     ),
 }
