@@ -85,7 +85,7 @@ class Shards:
         (work, arrived), self._arriving = self._arriving, None
         work.wait()
         total = functools.reduce(torch.add, arrived.to(master_dtype(arrived.dtype)))
-        mean, counts = total[: len(self.shard)].div_(self.n).to(self.shard.dtype), total[len(self.shard) :].tolist()
+        mean, counts = (total[: len(self.shard)] / self.n).to(self.shard.dtype), total[len(self.shard) :].tolist()
         if any(map(math.isnan, counts)):
             mean.fill_(math.nan)
         return [piece if count else None for piece, count in zip(self._cut(mean), counts, strict=True)]
