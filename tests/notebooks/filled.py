@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
+import uuid
 from collections.abc import Generator, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import nbval.kernel
 import pytest
+from jupyter_client.manager import KernelManager
 from nbformat import NotebookNode
 from nbval.plugin import IPyNbCell
 
 from lessons import build
+
+
+def pytest_configure() -> None:
+    if sys.platform != "win32":
+        nbval.kernel.KernelManager = without_ports
+
+
+def without_ports(**traits: Any) -> KernelManager:
+    """A manager whose kernel is reached by files: other processes may take ports before the kernel does."""
+    return KernelManager(transport="ipc", ip=f"{tempfile.gettempdir()}/kernel-{uuid.uuid4().hex[:12]}", **traits)
 
 
 @pytest.hookimpl(wrapper=True)
