@@ -300,7 +300,7 @@ def _used_before(schedule: Schedule, rank: int, peer: int) -> Iterator[tuple[Act
 # micro-batch 0, the next for 1. A schedule that begins with more micro-batches than there are is built for enough of
 # them and loses the others afterward; no micro-batch waits for another, so the rest still runs.
 
-Step = tuple[str, int]  # op and stage
+Turn = tuple[str, int]  # op and stage
 
 
 def naive(n_stages: int, n_micro_batches: int) -> Schedule:
@@ -318,7 +318,7 @@ def one_forward_one_backward(n_stages: int, n_micro_batches: int) -> Schedule:
     """1F1B (Narayanan et al. 2021): as gpipe in time, but rank r holds no more than n_stages - r micro-batches."""
     enough = max(n_micro_batches, n_stages)
 
-    def steps(stage: int) -> list[Step]:
+    def steps(stage: int) -> list[Turn]:
         ahead = n_stages - 1 - stage
         forward, backward = ("F", stage), ("B", stage)
         return [forward] * ahead + [forward, backward] * (enough - ahead) + [backward] * ahead
@@ -338,7 +338,7 @@ def interleaved_1f1b(n_stages: int, n_micro_batches: int, stages_per_rank: int =
     n_groups = max(1, n_micro_batches // p)
     groups = [(n_micro_batches + i) // n_groups for i in reversed(range(n_groups))]
 
-    def steps(rank: int) -> list[Step]:
+    def steps(rank: int) -> list[Turn]:
         stages = range(rank, n_stages, p)
         forwards = [("F", stage) for group in groups for stage in stages for _ in range(group)]
         backwards = [("B", stage) for group in groups for stage in reversed(stages) for _ in range(group)]
@@ -366,7 +366,7 @@ def _zero_bubble(p: int, n_micro_batches: int, factor: int) -> Schedule:
     """Build a schedule in which all ranks run ahead by the same number of forwards and delayed W, and hold as much."""
     enough = max(n_micro_batches, factor * (p - 1) + 1)
 
-    def steps(stage: int) -> list[Step]:
+    def steps(stage: int) -> list[Turn]:
         ahead, delayed = factor * (p - 1 - stage), factor * stage
         f, i, w = ("F", stage), ("I", stage), ("W", stage)
         steady = [f, i, w] * (enough - ahead - delayed)
@@ -385,7 +385,7 @@ def zbv(n_stages: int, n_micro_batches: int) -> Schedule:
     p = _ranks(n_stages, n_micro_batches, 2)
     enough = max(n_micro_batches, 2 * p - 1)
 
-    def steps(r: int) -> list[Step]:
+    def steps(r: int) -> list[Turn]:
         (f0, i0, w0), (f1, i1, w1) = ([(op, stage) for op in "FIW"] for stage in (r, n_stages - 1 - r))
         return (
             [f0] * (2 * (p - r) - 1)
@@ -417,7 +417,7 @@ def dualpipev(n_stages: int, n_micro_batches: int) -> Schedule:
             f"so give at least {n_stages}, or choose zbv, which runs with any number"
         )
 
-    def steps(r: int) -> list[Step]:
+    def steps(r: int) -> list[Turn]:
         (f0, b0, i0, w0), (f1, b1, i1, w1) = ([(op, stage) for op in OPS] for stage in (r, n_stages - 1 - r))
         late = ([i1, i0] * (r + 1))[r + 1 :]  # the second half of the last backwards is split
         weights = [("W", stage) for _, stage in late] + [w0] * (p - 1 - r)
@@ -436,15 +436,15 @@ def dualpipev(n_stages: int, n_micro_batches: int) -> Schedule:
     return _build(steps, p, n_micro_batches)
 
 
-def _build(steps: Callable[[int], list[Step]], n_ranks: int, n_micro_batches: int) -> Schedule:
+def _build(steps: Callable[[int], list[Turn]], n_ranks: int, n_micro_batches: int) -> Schedule:
     """The schedule in which each rank takes these steps. Raises ValueError for a number below 1."""
     _check_sizes(n_ranks, n_micro_batches)
     return Schedule([_numbered(steps(rank), n_micro_batches) for rank in range(n_ranks)])
 
 
-def _numbered(steps: list[Step], n_micro_batches: int) -> list[Action]:
+def _numbered(steps: list[Turn], n_micro_batches: int) -> list[Action]:
     """The actions of these steps: each stage takes micro-batches in order; a whole backward counts as both halves."""
-    taken: Counter[Step] = Counter()
+    taken: Counter[Turn] = Counter()
     actions = []
     for op, stage in steps:
         actions.append(Action(op, stage, taken["I" if op == "B" else op, stage]))

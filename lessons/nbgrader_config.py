@@ -18,17 +18,17 @@ from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import Execute, NbGraderPreprocessor
 
 from course_lib.classroom.answers import answer
-from course_lib.classroom.grader import Grade, Grader, Task
+from course_lib.classroom.grader import Grade, Grader, Submission
 
 CALL = re.compile(r'of\("(?P<module>[\w.]+)"\).*checks\.(?P<part>\w+)\((?P<function>\w+)\)', re.DOTALL)
 
 
-begun: dict[Task, Future[Grade]] = {}
+begun: dict[Submission, Future[Grade]] = {}
 here = threading.local()  # each thread has a process that grades
 threads = ThreadPoolExecutor(os.cpu_count(), initializer=lambda: setattr(here, "grader", Grader()))
 
 
-def begin(task: Task) -> Future[Grade]:
+def begin(task: Submission) -> Future[Grade]:
     """The grade to come; the same answer is graded once."""
     if task not in begun:
         begun[task] = threads.submit(lambda: here.grader.grade(task))
@@ -51,7 +51,7 @@ def tasks(page: Any, checks: dict[str, str]) -> dict[str, Future[Grade]]:
     for cell in page.cells:
         grade_id = cell.metadata.get("nbgrader", {}).get("grade_id")
         if grade_id in checks and (call := CALL.search(checks[grade_id])):
-            found[grade_id] = begin(Task(call["module"], call["part"], answer(cells, call["function"])))
+            found[grade_id] = begin(Submission(call["module"], call["part"], answer(cells, call["function"])))
         elif cell.cell_type == "code":
             cells.append(cell.source)
     return found

@@ -56,7 +56,7 @@ class Answer:
         return next((code for code in codes if code.co_name == self.name), None)
 
     def suspicious(self) -> list[str]:
-        """What no answer needs and a cheat may: modules, words and names of others that it replaces, each once."""
+        """Signs of a cheat, which no answer needs: modules, words and names of others that it replaces, each once."""
         nodes = list(ast.walk(ast.parse(GIVEN.sub("", self.text))))
         imports = [(node, one) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for one in node.names]
         modules = [str(getattr(node, "module", one.name)) for node, one in imports]

@@ -13,7 +13,7 @@ from course_lib.classroom.answers import Answer
 from course_lib.ranks.parent import fork_server
 
 
-class Task(NamedTuple):
+class Submission(NamedTuple):
     """An answer, and the check that grades it, by the names of its module and its part."""
 
     module: str
@@ -41,7 +41,7 @@ class Grader:
         command, pipe = [sys.executable, "-m", "course_lib.classroom.checks.grading"], subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=shared, start_new_session=True)
 
-    def grade(self, task: Task) -> Grade:
+    def grade(self, task: Submission) -> Grade:
         assert self.process.stdin and self.process.stdout
         text = json.dumps([task.module, task.part, task.answer.name, task.answer.text])
         print(text, file=self.process.stdin, flush=True)

@@ -147,7 +147,7 @@ def _draw_pie(sheet: Sheet, circle: _Circle, at: tuple[float, float], members: M
 
 
 def _says(sums: Sequence[Sum]) -> Iterator[tuple[float, str]]:
-    """What is on its way and what is complete, whenever that changes."""
+    """Sentences about the pieces on their way and those complete, for each change."""
     most = max(len(one.members) for one in sums)
     for when in sorted({time for one in sums for time in (one.start, one.end) if time < math.inf}):
         now = [one for one in sums if one.start <= when < one.end]

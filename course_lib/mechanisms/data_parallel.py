@@ -74,7 +74,7 @@ class Message:
 
     @torch.no_grad()
     def packed(self) -> Tensor:
-        """What the ranks have to add up: all gradients, each packed now unless it is in its place already."""
+        """The vector for the ranks to add up: all gradients, each packed now unless it is in its place already."""
         for number, (parameter, place) in enumerate(self._places.items()):
             if parameter.grad is None:
                 self._weights[number] = 0

@@ -43,7 +43,7 @@ def evidence(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def _extrapolated(model: ModelSpec, plan: Plan, cluster: Cluster) -> Iterator[str]:
-    """What this step has and none of the published and measured steps behind its interval."""
+    """Properties of this step that none of the published and measured steps behind its interval."""
     known, measured = cluster.spec, [step.plan for step in cluster.measured]
     used, mixed = model.active_parameters, bool(model.experts)
     sizes = [step.model.active_parameters for step in cluster.measured if bool(step.model.experts) == mixed]

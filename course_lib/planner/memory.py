@@ -160,7 +160,7 @@ def _state(parameters: int, size: StateBytes, zero: int, sharing: int) -> tuple[
 def _held(
     ranks: tuple[int, ...], model: ModelSpec, depth: Depth, cut: Pair, sharing: Pair, size: StateBytes, zero: int
 ) -> list[tuple[int, int, bool, bool, list[int]]]:
-    """Of each rank: itself, its layers, whether it has embedding and logits, and the bytes of its model state."""
+    """For each rank: its number, its layers, whether it has embedding and logits, and the bytes of its model state."""
     found = []
     for rank in ranks:
         held, layers, is_first, is_last = rank_shape(model, depth, rank)

@@ -112,7 +112,7 @@ CLOSE = {**FIRST, "others": Cluster("B200-180GB", 4, between="InfiniBand HDR")}
 
 
 def _others(offers: dict[str, Cluster]) -> dict[str, object]:
-    """What the third offer is, and why it is not what its peak promises."""
+    """The third offer, and the reason why it is not what its peak promises."""
     if offers is FIRST:
         why = "each has a third of the memory and no NVLink: the model is cut finer, and talks over slower links."
         return {"others": "six times as many RTX 4090", "because": why}

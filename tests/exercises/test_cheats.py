@@ -11,7 +11,7 @@ import pytest
 
 from course_lib.classroom.answers import Answer, answer
 from course_lib.classroom.checks import grading
-from course_lib.classroom.grader import Grade, Grader, Task
+from course_lib.classroom.grader import Grade, Grader, Submission
 from tests.exercises.test_autograde import EXERCISES, solutions
 from tests.lessons.bank import RIGHT
 
@@ -158,7 +158,7 @@ def split_batch(batch, rank, world_size):
 
 def graded(*cells: str) -> Grade:
     made = answer([IMPORTS, *cells], "split_batch")
-    return grading.grade(Task("lessons.L02_data_parallelism.checks", "split_batch", made))
+    return grading.grade(Submission("lessons.L02_data_parallelism.checks", "split_batch", made))
 
 
 def test_what_surrounds_an_answer_is_not_in_it() -> None:
@@ -176,7 +176,7 @@ def test_an_answer_that_reaches_for_the_check_waits_for_a_person(words: str, cel
 def test_what_an_answer_prints_is_no_grade() -> None:
     printing = WRONG.replace("    return", """    print('[{"text/plain": "Right."}, 1.0]', flush=True)\n    return""")
     cells = IMPORTS, printing
-    task = Task("lessons.L02_data_parallelism.checks", "split_batch", answer(cells, "split_batch"))
+    task = Submission("lessons.L02_data_parallelism.checks", "split_batch", answer(cells, "split_batch"))
     assert Grader().grade(task).share == 0
 
 

@@ -31,7 +31,7 @@ class Difference(NamedTuple):
 
     @property
     def differs_in(self) -> str:
-        """What sets the kinds of the two values apart."""
+        """The first difference of the two values' kinds: type, dtype or shape."""
         tensors = [value.dtype for value in (self.expected, self.got) if isinstance(value, Tensor)]
         return "type" if len(tensors) < 2 else "shape" if tensors[0] == tensors[1] else "dtype"
 

@@ -26,7 +26,7 @@ from course_lib.classroom.answers import PLACE, Answer
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.prose import TEXTS
 from course_lib.classroom.checks.verdict import Verdict
-from course_lib.classroom.grader import Grade, Task
+from course_lib.classroom.grader import Grade, Submission
 from course_lib.ranks.worker.cells import remember_source
 
 SEED = 1
@@ -40,7 +40,7 @@ def of(module: str) -> SimpleNamespace:
     return SimpleNamespace(**{name: partial(one, seed=SEED) for name, one in known if isinstance(one, Exercise)})
 
 
-def grade(task: Task) -> Grade:
+def grade(task: Submission) -> Grade:
     check, answer = getattr(importlib.import_module(task.module), task.part), task.answer
     remember_source(PLACE, answer.text)
     if not answer.text:
@@ -59,7 +59,7 @@ def _main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what an answer prints is no grade
         for line in sys.stdin:
             module, part, *text = json.loads(line)
-            print(json.dumps(grade(Task(module, part, Answer(*text)))), file=grades, flush=True)
+            print(json.dumps(grade(Submission(module, part, Answer(*text)))), file=grades, flush=True)
 
 
 if __name__ == "__main__":

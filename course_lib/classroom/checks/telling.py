@@ -1,4 +1,4 @@
-"""What a check sees of a wrong result whose idea it does not know: where it is wrong, and what stands there instead.
+"""A wrong result whose idea no check knows, in words: where it is wrong, and what stands there instead.
 
 Each sentence is true of the numbers, in any exercise, and none guesses at a cause. The first look that sees something
 is told; what it says stands in texts.md.
@@ -7,6 +7,7 @@ is told; what it says stands in texts.md.
 from __future__ import annotations
 
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def _fallback(found: Evidence, sends: bool) -> str:
 
 
 def _messages(found: Evidence) -> str:
-    """What is right of the messages, if they are as many and as long as those of the right solution."""
+    """The first wrong message, or that all are right, if they are as many and as long as the right ones."""
     both = [(rank, *pair) for rank, pair in enumerate(zip(found.observed, found.right, strict=True))]
     if any(not one.content.any() for seen in found.observed for one in seen.sent if one.content.numel() > 1):
         return TEXTS["sends zeros"]
@@ -69,7 +70,7 @@ def _say(heading: str, one: Difference, **fields: Any) -> str:
 
 
 def _another_kind(found: Evidence, one: Difference) -> str:
-    """What sets two values apart that are not of one type, dtype and shape."""
+    """The difference of two values that are not of one type, dtype and shape."""
     expected, got = one.expected, one.got
     if isinstance(expected, str) and isinstance(got, str):
         return found.exercise.rule(found.observed) or _say("other word", one)
@@ -119,7 +120,7 @@ def _is_telling(value: Tensor) -> bool:
 
 
 def _is_whole(factor: float) -> bool:
-    return factor != 0 and any(abs(one - round(one)) < 1e-4 for one in (factor, 1 / factor))
+    return factor != 0 and isfinite(factor) and any(abs(one - round(one)) < 1e-4 for one in (factor, 1 / factor))
 
 
 def _by_a_factor(factor: float, found: Evidence) -> str:

@@ -63,7 +63,7 @@ def run_collective(way: str, ranks: int) -> tuple[Timeline, list[Sum]]:
 
 
 def _messages(timeline: Timeline, rank: int, sent: list[Pieces]) -> dict[int, list[Pieces]]:
-    """What a rank sent to each peer, in order."""
+    """The content of a rank's messages to each peer, in order."""
     messages = defaultdict(list)
     sends = [one for one in timeline.of(rank) if one.kind == "transfer" and one.name not in RECEIVING and one.bytes]
     for span, content in zip(sends, sent, strict=True):

@@ -1,4 +1,4 @@
-"""What every rank holds during a training step, moment by moment: whole, or only its shard.
+"""The bytes that every rank holds during a training step, moment by moment: whole tensors, or only its shard.
 
 Real ranks count their own bytes whenever a layer begins or ends, forward and backward, and around the update.
 """

@@ -89,7 +89,7 @@ class PlanCase:
         return Outcome(None, said, pictures=(step_time_by_part(steps, title="What there was to choose from"),))
 
     def _usual(self) -> dict[str, Estimate]:
-        """What people often do, and the best that a search finds."""
+        """The usual changes, and the best plan that a search finds."""
         turns = {name: self.then.estimate(change) for name, change in self.then.turns.items()}
         return turns | {"best of a search": reaching(self.then).best}
 

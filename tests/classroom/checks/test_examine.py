@@ -379,6 +379,19 @@ def test_a_change_that_is_a_multiple_is_told() -> None:
     assert "`tensor` changes 2 times as much as it should." in moved(moves(2)).message
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, -torch.inf])
+def test_what_is_infinite_in_the_right_result_too_is_no_multiple(wrong: float) -> None:
+    def overflows(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor[:2], tensor[2:] * torch.inf])
+
+    def other(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor[:2], tensor[2:] * wrong])
+
+    cases = [Case("2 ranks", 2, numbers)]
+    exercise = Exercise("overflows", overflows, play, lambda seed: cases, price_case=cases[0])
+    assert "Wrong: element 2 of `the result`." in exercise(other).message
+
+
 def moves(times: float) -> Any:
     def moved(tensor: Tensor) -> None:
         tensor += times * torch.tensor([1.0, 2.0, 3.0])

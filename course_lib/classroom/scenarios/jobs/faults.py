@@ -67,7 +67,7 @@ class Drawn(NamedTuple):
 
     @property
     def noun(self) -> str:
-        """What its place is."""
+        """The kind of its place, in a word."""
         return {"card": "device", "cable": "node"}.get(self.kind.act, self.kind.act)
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Drawn(NamedTuple):
 
 
 class Story(NamedTuple):
-    """What was done so far. stands: minutes for which the job stands still since the last act.
+    """The acts and measurements so far. stands: minutes for which the job stands still since the last act.
 
     acts: their number.  used: the measurements since.
     """
@@ -298,7 +298,7 @@ class Incident:
     # What one sees
 
     def evidence(self) -> Feedback:
-        """What everybody sees: the timeline, the plan, changed settings, and lines of the log."""
+        """Everything that costs nothing to see: the timeline, the plan, changed settings, and lines of the log."""
         scene = self.story.scene
         said = {
             "As it was planned": [*self.planned.configuration, f"in a step, rank 0 {spent(self.planned, 0)}"],

@@ -126,7 +126,7 @@ def _sent(line: Timeline, rank: int) -> Counter[int]:
 
 
 def spent(job: Job, rank: int) -> str:
-    """What a rank does in a step, and how much it holds (modelled), in words."""
+    """A rank's step and the bytes that it holds (modelled), in words."""
     line = step(job.clocked(0)).timeline
     own = [span for span in line.of(rank) if not span.background]
     reads = sum(span.duration for span in own if span.kind == "other")

@@ -119,7 +119,7 @@ class Job:
         return replace(self, changes=(), **fields)
 
     def clocked(self, step: int) -> Job:
-        """What the clock sees at a step: settings that only change what is learned make no other step.
+        """The job as the clock sees it at a step: settings that only change what is learned make no other step.
 
         A checkpoint is part of it only where something hangs. Else it just adds its time.
         """
@@ -129,7 +129,7 @@ class Job:
 
     @property
     def trained(self) -> Job:
-        """What the training sees: settings that only change a step's time make no other training."""
+        """The job as the training sees it: settings that only change a step's time make no other training."""
         return self._as_by_default(TIMED)
 
     def _as_by_default(self, names: Sequence[str]) -> Job:

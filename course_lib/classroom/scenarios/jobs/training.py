@@ -35,7 +35,7 @@ KEPT = 600  # steps that are not trained again: what nights have in common is tr
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What a checkpoint holds. Tensors have a row for each group of equal replicas.
+    """The content of a checkpoint. Tensors have a row for each group of equal replicas.
 
     anchor, speed: the weights on which nodes agreed last, and the outer optimizer's momentum, for local steps.
     """
@@ -105,7 +105,7 @@ def advance(state: State, job: Job, step: int) -> tuple[State, Learned]:
 
 
 def gradients(state: State, job: Job, batch: tuple[Tensor, ...], scale: float) -> tuple[Tensor, Tensor]:
-    """What each replica's device computes of its share: the gradient, scaled and in 16 bits, and the loss."""
+    """Each replica's gradient of its share, scaled and in 16 bits, and its loss."""
     inputs, targets, weight = batch
     weights = _spread(state.weights.half().float(), job.dp).requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):
