@@ -39,7 +39,7 @@ def redesign(dp: int = 2, pp: int = 4, micro_batches: int = 4) -> Feedback:
         f"of {MEMORY / 1e6:.0f}. All learn the same, from the same samples. Times are emulated, memory is modelled."
     )
     table = "\n".join([HEAD, *(_row(_planned(*design)) for design in tried)])
-    pictures = (gantt(after, before, title="Yours, and how it was"),)
+    pictures = (gantt(after, before, title="Yours, and how it was", names=("yours", "as it was")),)
     return Feedback(_called(plan), Outcome(right, f"{said}\n\n```\n{table}\n```", pictures=pictures))
 
 
