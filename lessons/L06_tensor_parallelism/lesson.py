@@ -110,11 +110,13 @@ print("of", [256, 64], "and", [64, 256], "each rank holds", shape_of_up, "and", 
 
 # %%
 def travels(timeline):
-    return [span.name for span in timeline.of(0) if span.kind == "transfer"]
+    return [span.name for span in timeline.of(0) if span.kind == "transfer" and span.name != "broadcast"]
 
 travels(run.timeline)
 
 # %% [markdown]
+# (The `broadcast`s left out here came first. They gave all ranks the first one's weights.)
+#
 # You could see one of the two all-reduces coming: after $B$ each rank has a partial sum of $y$. It is called **g**. The
 # other is on the way back. All ranks have used the same $x$, each for its own columns of $A$, so each has found only a
 # partial sum of the *gradient of* $x$. At the place where $x$ goes into $A$, nothing happens on the way forward, and on

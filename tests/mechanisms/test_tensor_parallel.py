@@ -277,7 +277,7 @@ def test_a_cut_linear_layer_and_its_gradients_are_those_of_the_whole_one(n: int,
     x, upstream = (torch.randn(2, 3, size, generator=torch.Generator().manual_seed(size)) for size in sizes)
 
     def on_a_rank(rank: int) -> State:
-        torch.manual_seed(0)
+        torch.manual_seed(rank)
         layer = (ColumnParallelLinear if is_column else RowParallelLinear)(nn.Linear(*sizes, bias))
         own = (x if is_column else shard(x, -1)).clone().requires_grad_()
         out = layer(own)
@@ -300,7 +300,7 @@ def test_the_cut_embedding_has_the_bits_of_the_whole_one(vocab: int) -> None:
     tokens = torch.randint(vocab, (3, 9), generator=torch.Generator().manual_seed(1))
 
     def embed(rank: int) -> tuple[Tensor, Tensor]:
-        torch.manual_seed(0)
+        torch.manual_seed(rank)
         layer = VocabParallelEmbedding(nn.Embedding(vocab, 4))
         out = layer(tokens)
         out.backward(torch.arange(out.numel(), dtype=torch.float32).view_as(out))

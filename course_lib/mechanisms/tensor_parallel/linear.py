@@ -55,7 +55,7 @@ def sum_over_ranks(x: Tensor, group: Group = None) -> Tensor:
 class ColumnParallelLinear(nn.Module):
     """This rank's outputs of a linear layer: [..., in_features], the same on all ranks -> [..., its out_features].
 
-    linear: the whole layer, the same on all ranks.
+    linear: the whole layer. It gets the weights of the group's first rank.
     sequence_parallel: the input is this rank's positions [batch, sequence / ranks, in_features].
     communicates: False if the input has been through f already, which is enough once for several layers that take
         the same input.
@@ -80,7 +80,8 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """A linear layer of which this rank has some inputs: [..., its in_features] -> [..., out_features], the sum.
 
-    linear: the whole layer, the same on all ranks. Every rank has the whole bias, which is added once, to the sum.
+    linear: the whole layer. It gets the weights of the group's first rank. Every rank
+        has the whole bias, which is added once, to the sum.
     sequence_parallel: the output is this rank's positions [batch, sequence / ranks, out_features].
     """
 

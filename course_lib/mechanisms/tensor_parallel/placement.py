@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms.groups import Group
+from course_lib.mechanisms.replicas import from_first_rank, named_tensors
 
 
 def shard(tensor: Tensor, dim: int, group: Group = None) -> Tensor:
@@ -77,11 +78,12 @@ def placements(model: nn.Module) -> dict[str, Placement]:
 def shard_parameters(
     module: nn.Module, whole: nn.Module, dims: Mapping[str, int | None], group: Group, is_partial: bool = False
 ) -> None:
-    """Give the module this rank's shards of a whole layer's parameters, the same on all ranks.
+    """Give the module this rank's shards of a whole layer's parameters, after making these the group's first rank's.
 
     dims: the dimension along which each is cut; None: the module gets all of it.
     is_partial: of those that are not cut.
     """
+    from_first_rank(named_tensors(whole).values(), group)
     for name, dim in dims.items():
         parameter = getattr(whole, name)
         if parameter is None:

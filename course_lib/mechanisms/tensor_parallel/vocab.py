@@ -26,7 +26,7 @@ class VocabParallelEmbedding(nn.Module):
 
     Each rank looks up the tokens that it has and outputs zeros for the others; the sum is the embedding.
 
-    embedding: the whole one, without options such as padding_idx, the same on all ranks.
+    embedding: the whole one, without options such as padding_idx. It gets the weights of the group's first rank.
 
     A token outside of the vocabulary becomes zeros, as it does in PyTorch's own.
     """
