@@ -127,9 +127,12 @@ def a_card_shows_the_question_and_runs_every_answer(page: Page) -> None:
 
 def everything_is_large_and_pictures_that_stand_alone_are_wide(page: Page) -> None:
     page.set_viewport_size({"width": 1920, "height": 1080})
-    said = page.locator(".jp-Notebook .course-live").locator("button, p, li, td, summary, svg[role=img] text")
+    said = ".jp-Notebook .course-live :is(button, p, li, td, summary, svg[role=img] text)"
     size = "one => parseFloat(getComputedStyle(one).fontSize) * (one.getScreenCTM?.().d ?? 1)"
-    assert min(said.evaluate_all(f"all => all.map({size})")) >= 28
+    expect(page.locator(said).first).to_be_attached()
+    page.wait_for_function(  # JupyterLab lays the page out anew in its own time
+        f"Math.min(...[...document.querySelectorAll('{said}')].map({size})) >= 28", timeout=MOVE
+    )
     page.keyboard.press("Enter")
     page.keyboard.press("Control+A")
     page.keyboard.insert_text(PICTURES)
