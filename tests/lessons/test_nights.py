@@ -51,7 +51,8 @@ def by_hand(rank: int, batches: Sequence[Sequence[Tensor]], fault: str) -> tuple
     model = TinyGPT(SMALL)
     kept = torch.bfloat16 if fault == "kept" else torch.float32
     master = torch.nn.Parameter(parameters_to_vector(model.parameters()).detach().to(kept, copy=True))
-    optimizer = torch.optim.AdamW([master], lr=3e-3, betas=(0.9, 0.99))
+    optimizer = torch.optim.AdamW([master], lr=0.01 if fault == "rate" else 3e-3, betas=(0.9, 0.99))
+    scale = 2.0**17 if fault == "scale" else 1024.0
     node = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1], use_local_synchronization=True)
     losses = []
     for inputs, targets in batches:
@@ -62,15 +63,16 @@ def by_hand(rank: int, batches: Sequence[Sequence[Tensor]], fault: str) -> tuple
         model.zero_grad()
         loss.backward()
         gradient = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
-        sent = (gradient * 1024).half()
+        sent = (gradient * scale).half()
         if fault == "corrupt" and rank == 1:
             sent[::3] *= -16
         sent = sent.float()
         if fault != "none":
             dist.all_reduce(sent, group=node if fault == "node" else None)
             sent /= 2 if fault == "node" else RANKS
-        master.grad = (sent / 1024).to(kept)
-        optimizer.step()
+        master.grad = (sent / scale).to(kept)
+        if sent.isfinite().all():
+            optimizer.step()
     return losses, master.detach().float()
 
 
@@ -81,19 +83,26 @@ FAULTS: dict[str, dict[str, Any]] = {
     "same": {"order": "same"},
     "corrupt": {"corrupt": 1},
     "kept": {"master_weights": False},
+    "rate": {"rate": 0.01},
+    "sorted": {"order": "sorted"},
+    "scale": {"fixed": 2.0**17},
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_job_learns_what_a_faulty_program_learns(fault: str) -> None:
-    job = SMALLER.but(fixed=1024.0, **FAULTS[fault])
+    job = SMALLER.but(**{"fixed": 1024.0, **FAULTS[fault]})
     state, losses = training.begin(), []
     if fault == "kept":
         state = replace(state, weights=state.weights.bfloat16().float())
     for number in range(STEPS):
         state, learned = training.advance(state, job, number)
         losses.append(learned.loss)
-    batches = [training.minibatch(SMALLER, number)[:2] for number in range(STEPS)]
+    batches: list[Any] = [training.minibatch(SMALLER, number)[:2] for number in range(STEPS)]
+    if fault == "sorted":
+        problems = iter(sorted(data.train_test_split()[0]))
+        batches = [data.examples([next(problems) for _ in range(SMALLER.samples)]) for _ in range(STEPS)]
+        batches = [[part.unflatten(0, (RANKS, -1)) for part in batch] for batch in batches]
     ranks = launch(by_hand, RANKS, (batches, fault)).results
     means = [sum(each) / RANKS for each in zip(*(own for own, _ in ranks), strict=True)]
     assert losses == pytest.approx(means, rel=1e-4)
