@@ -247,12 +247,12 @@ def _part_of(mask: Tensor) -> str:
         for dim, what in ((1, "row"), (0, "column")):
             lines = mask.any(dim)
             if (lines.unsqueeze(dim) == mask).all():
-                return listed(lines.nonzero().flatten().tolist(), what)
+                return _places(lines.nonzero().flatten().tolist(), what)
     at = mask.flatten().nonzero().flatten().tolist()
-    return listed(at) if mask.dim() == 1 else f"{len(at)} of the {mask.numel()} elements"
+    return _places(at) if mask.dim() == 1 else f"{len(at)} of the {mask.numel()} elements"
 
 
-def listed(at: list[int], what: str = "element") -> str:
+def _places(at: list[int], what: str = "element") -> str:
     """Places in words: "element 3", "rows 2 to 5", "columns 0, 2, 4", or how many there are."""
     if len(at) == 1:
         return f"{what} {at[0]}"

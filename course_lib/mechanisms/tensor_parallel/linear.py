@@ -159,8 +159,6 @@ class _Conjugate(torch.autograd.Function):
 
 
 def _all_reduce(x: Tensor, group: Group) -> Tensor:
-    if dist.get_world_size(group) == 1:
-        return x
     total = x.clone(memory_format=torch.contiguous_format)  # others may hold on to x
     dist.all_reduce(total, group=group)
     return total
