@@ -2,7 +2,8 @@
 
 Measured in the page, from the control's change event until the last new picture has been painted (two animation frames
 after it arrived). Each explorer with real ranks is moved from its opening setting and from its largest one, always to a
-setting that it has not run yet. (Those that train for hundreds of steps at every move are left out.)
+setting that it has not shown yet. (Those that train for hundreds of steps at every move are left out.) One that
+prepares the settings around is moved twice: at once, and after a look at the picture.
 """
 
 from __future__ import annotations
@@ -24,16 +25,21 @@ from tests.browser import conftest as jupyter
 
 OPENING, LARGEST, MODELLED_TARGET = 150, 300, 200  # milliseconds, medians
 PAUSE = 0.3  # seconds between moves: less than the pause after which an explorer makes further views
+READ = 6.0  # seconds between moves of one who looks at a picture before making the next
 RIGHT, LEFT = "ArrowRight", "ArrowLeft"
 
 
 class Explorer(NamedTuple):
-    """An explorer to measure. largest: its largest setting.  moves: from there, and by default from the opening one."""
+    """An explorer to measure. largest: its largest setting.  moves: from there, and by default from the opening one.
+
+    prepares: whether it runs the settings around while one looks.
+    """
 
     make: str
     largest: str
     moves: list[tuple[str, str]]
     from_opening: list[tuple[str, str]] | None = None
+    prepares: bool = False
 
 
 STAGES_AND_OVERHEADS = [("stages", RIGHT), ("overhead", RIGHT), ("stages", RIGHT), ("overhead", LEFT)]
@@ -54,7 +60,7 @@ RANKS = {
         "TensorParallelExplorer", "8, 128", [("cut", RIGHT)] * 3 + [("sequence", RIGHT)]
     ),
     "L08_combining_mechanisms.explorer": Explorer(
-        "MeshExplorer", "(1, 4, 2), 8, 'gpipe'", [("precision", RIGHT), ("schedule", RIGHT)]
+        "MeshExplorer", "(1, 4, 2), 8, 'gpipe'", [("precision", RIGHT), ("schedule", RIGHT)], prepares=True
     ),
 }
 MODELLED = {  # module: (function, moves to settings not shown before)
@@ -100,11 +106,12 @@ def main() -> int:
         print("From a move to the new picture, JupyterLab in a browser")
         print(f"{'explorer':<55}{'moves':>8}{'median':>12}{'slowest':>12}{'target':>12}")
         for module, explorer in RANKS.items():
-            page = open_explorer(lab, module, f"{explorer.make}()")
-            moves = explorer.from_opening or explorer.moves
-            report(f"{module}, opening", [time_of(page, *move) for move in moves], OPENING)
-            page = open_explorer(lab, module, f"{explorer.make}({explorer.largest})")
-            report(f"{module}, largest", [time_of(page, *move) for move in explorer.moves], LARGEST)
+            for pause, when in {PAUSE: "", **({READ: ", after a look"} if explorer.prepares else {})}.items():
+                page = open_explorer(lab, module, f"{explorer.make}()")
+                moves = explorer.from_opening or explorer.moves
+                report(f"{module}, opening{when}", [time_of(page, *move, pause) for move in moves], OPENING)
+                page = open_explorer(lab, module, f"{explorer.make}({explorer.largest})")
+                report(f"{module}, largest{when}", [time_of(page, *move, pause) for move in explorer.moves], LARGEST)
         for (module, make), moves in MODELLED.items():
             page = open_explorer(lab, module, f"{make}()")
             report(f"{module}, no ranks", [time_of(page, *move) for move in moves], MODELLED_TARGET)
@@ -128,9 +135,9 @@ def served() -> Iterator[jupyter.Server]:
             yield server
 
 
-def time_of(page: Page, control: str, key: str) -> float:
+def time_of(page: Page, control: str, key: str, pause: float = PAUSE) -> float:
     """Milliseconds from a move to its picture."""
-    time.sleep(PAUSE)
+    time.sleep(pause)
     page.evaluate(WATCH)
     page.get_by_role("slider", name=control).press(key)
     return page.evaluate("() => window.picture")
@@ -138,7 +145,7 @@ def time_of(page: Page, control: str, key: str) -> float:
 
 def report(name: str, times: list[float], target: int) -> None:
     median, slowest = statistics.median(times), max(times)
-    print(f"{name:<32}{len(times):>8}{median:>9.0f} ms{slowest:>9.0f} ms{target:>9} ms", flush=True)
+    print(f"{name:<55}{len(times):>8}{median:>9.0f} ms{slowest:>9.0f} ms{target:>9} ms", flush=True)
 
 
 if __name__ == "__main__":

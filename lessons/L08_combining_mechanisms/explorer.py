@@ -170,4 +170,9 @@ class MeshExplorer(Explorer):
             Slider("schedule", NAMES, schedule),
             Slider("precision", tuple(PRECISIONS), dtype, tuple(PRECISIONS.values())),
         ]
-        super().__init__(controls, lambda *values: [look(HybridExperiment(*values))], (352, 312))
+        super().__init__(
+            controls,
+            lambda *values: [look(HybridExperiment(*values))],
+            (352, 312),
+            lambda *values: HybridExperiment(*values).run(),
+        )

@@ -4,6 +4,7 @@
 
 It yields a View, and more if there is more to find out (other points of a curve). A move of a control shows the first
 at once; the others follow, one at a time, once there was no move for a moment, so that a new move never waits long.
+Then the settings one move away may be prepared, while one looks at this one.
 All of it happens in the kernel's main thread, between its messages: of the moves made meanwhile, the browser holds back
 all but the last. Anything that takes longer than a blink shows the time left, and can be stopped.
 """
@@ -94,16 +95,22 @@ class Explorer:
     controls: sliders.
     look: called with these values; yields ever more complete views.
     heights: pixels reserved for the part above, and for the picture below, so that nothing moves when they grow.
+    prepare: called with the values of settings that are one move away, so that `look` has less to do when they come.
 
     An error is shown in place of the sentences, and the next move works. If a picture shows a timeline, a button plays
     it, until the next move. Under it lies the run of the setting before, in thin bars, or the one that a button pins.
     """
 
     def __init__(
-        self, controls: Sequence[Any], look: Callable[..., Iterable[View]], heights: tuple[int, int] = (0, 0)
+        self,
+        controls: Sequence[Any],
+        look: Callable[..., Iterable[View]],
+        heights: tuple[int, int] = (0, 0),
+        prepare: Callable[..., object] = lambda *_: None,
     ) -> None:
-        self.controls, self.look = list(controls), look
+        self.controls, self.look, self.prepare = list(controls), look, prepare
         self._views: Iterator[View] = iter(())  # views to come
+        self._near: Iterator[list[Any]] = iter(())  # settings to prepare
         self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
         self._places = self.beside, self.below
         self.running, self._stage = Running(), widgets.VBox()
@@ -117,8 +124,8 @@ class Explorer:
         self._shown: list[Any] = []  # its setting
         self._is_back = False
         self._box = self._arrange(*heights)
-        if self._try(self._look_anew):
-            self._try(self.complete)
+        if self._try(self._look_anew) and self._try(self.complete):
+            self._plan(PAUSE)
         self._stored = self._picture()
         for control in self.controls:
             control.observe(lambda change: self.move(change.owner.last.get("moved", 0.0)), ["index", "value"])
@@ -202,7 +209,20 @@ class Explorer:
 
     def _all_views(self) -> Iterator[View]:
         """The views of `look`, which runs with the first one."""
-        yield from self.look(*[control.value for control in self.controls])
+        self._near = self._one_move_away()
+        yield from self.look(*self._values)
+
+    @property
+    def _values(self) -> list[Any]:
+        return [control.value for control in self.controls]
+
+    def _one_move_away(self) -> Iterator[list[Any]]:
+        """The settings one move away; those of the control that was moved last come first."""
+        values = self._values
+        for control in sorted(self.controls, key=lambda control: -control.last.get("moved", 0.0)):
+            place = self.controls.index(control)
+            for value in control.options[max(0, control.index - 1) : control.index + 2]:
+                yield [*values[:place], value, *values[place + 1 :]]
 
     def _look_further(self, which: str = "next") -> bool:
         """Make the next view; return whether there was one."""
@@ -220,6 +240,13 @@ class Explorer:
             self._plan(BREATH)
         else:
             self.running.end()
+            self._prepare_next()
+
+    def _prepare_next(self) -> None:
+        """Prepare one of the settings around; what goes wrong with it is told to who chooses it."""
+        values = next(self._near, None)
+        if values and attempt(partial(self.prepare, *values)) is None:
+            self._plan(BREATH)
 
     def _announce(self) -> None:
         """Announce the views that are still to come."""
@@ -250,7 +277,7 @@ class Explorer:
         self.sentences.value = said(text, "alert")
 
     def _draw(self, view: View) -> None:
-        self.view, self._shown = view, [control.value for control in self.controls]
+        self.view, self._shown = view, self._values
         self._box.remove_class("course-old")
         ghost, name, text = self._ghost()
         self.sentences.value = said(view.sentences + text)

@@ -281,3 +281,63 @@ def test_a_pinned_step_survives_a_stop_and_can_still_be_played_beside() -> None:
     explorer.play.clicks += 1
     (player,) = explorer._stage.children
     assert player.places["length"] == 5
+
+
+class Prepared:
+    """An explorer of 3 x 3 settings that can prepare the settings around. done: what it looked at and prepared."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, int, int]] = []
+        controls = [Slider("rows", (1, 2, 3), 1), Slider("columns", (4, 5, 6), 5)]
+        self.explorer = Explorer(controls, self.look, prepare=self.prepare)
+
+    def look(self, rows: int, columns: int) -> list[View]:
+        self.done.append(("look", rows, columns))
+        return [View(f"{rows} x {columns}", PICTURE)]
+
+    def prepare(self, rows: int, columns: int) -> None:
+        self.done.append(("prepare", rows, columns))
+
+    def move(self, label: str, value: int, during: Callable[[], None] = lambda: None) -> None:
+        self.done.clear()
+        for control in self.explorer.controls:
+            control.last = {"moved": 1.0 if control.label == label else 0.5}
+        in_a_kernel(lambda: move(self.explorer, label, value), during)
+
+
+def test_while_one_looks_the_settings_around_are_prepared_and_first_those_of_the_control_moved_last(
+    no_pause: None,
+) -> None:
+    prepared = Prepared()
+    in_a_kernel(prepared.explorer._look_anew)
+    prepared.move("rows", 2)
+    assert prepared.done[0] == ("look", 2, 5)
+    around = [(rows, columns) for _, rows, columns in prepared.done[1:] if (rows, columns) != (2, 5)]
+    assert around == [(1, 5), (3, 5), (2, 4), (2, 6)]
+    prepared.move("columns", 6)
+    around = [(rows, columns) for _, rows, columns in prepared.done[1:] if (rows, columns) != (2, 6)]
+    assert around == [(2, 5), (1, 6), (3, 6)]
+
+
+def test_a_move_ends_the_preparation_for_the_setting_before(no_pause: None) -> None:
+    prepared = Prepared()
+
+    def move_on() -> None:
+        if prepared.done[-1] == ("prepare", 1, 5):
+            move(prepared.explorer, "columns", 4)
+
+    prepared.move("rows", 2, move_on)
+    looked = prepared.done.index(("look", 2, 4))
+    assert all(columns == 4 or rows == 2 for _, rows, columns in prepared.done[looked:])
+    assert ("prepare", 3, 5) not in prepared.done
+
+
+@pytest.mark.parametrize("problem", [lambda: 1 / 0, lambda: os.kill(os.getpid(), signal.SIGINT)])
+def test_what_goes_wrong_in_a_preparation_leaves_the_picture_alone(no_pause: None, problem: Callable) -> None:
+    prepared = Prepared()
+    prepared.explorer.prepare = lambda *_: problem()
+    with handled(signal.SIG_IGN):
+        prepared.move("rows", 2)
+    assert "2 x 5" in prepared.explorer.sentences.value
+    assert "Stopped" not in prepared.explorer.sentences.value and "Error" not in prepared.explorer.sentences.value
+    assert prepared.done == [("look", 2, 5)]
