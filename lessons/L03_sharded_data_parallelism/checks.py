@@ -266,12 +266,15 @@ def _play_layers(fn: Callable, x: Tensor, shards: list[Tensor], shapes: Shapes, 
 
 
 def _one_layer_at_a_time(observed: list[Observed]) -> str:
-    """Check the peak memory with many layers; with few, a layer, its gradient and copies take as much as the model."""
+    """Check the peak memory with many layers; with few, a layer, its gradient and copies take as much as the model.
+
+    Whoever keeps all weights holds gradients beside them: five quarters of the model are more than any copies take.
+    """
     shards = [[value for name, value in seen.before.items() if name.startswith("shards[")] for seen in observed]
     model = 8 * sum(shard.numel() for of_rank in shards for shard in of_rank if isinstance(shard, Tensor))
     most = max(seen.memory for seen in observed)
     too_much = f"The result is right, but a rank holds {most:,} bytes at a time. The whole model takes {model:,}."
-    return too_much * (len(shards[0]) == len(MANY) and most >= model)
+    return too_much * (len(shards[0]) == len(MANY) and 4 * most >= 5 * model)
 
 
 layers_price, layers_freed = _layers(4, MANY, 0), _one_layer_at_a_time

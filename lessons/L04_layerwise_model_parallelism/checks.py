@@ -213,6 +213,7 @@ def held(widths: list[int], stages: list[range], samples: int) -> list[tuple[int
     return found
 
 
+KINDS = "parameters", "gradients", "optimizer", "activations"
 WIDTHS, STAGES = [72, *[64] * 6, 36], [range(2), range(2, 4), range(4, 5), range(5, 7)]
 
 
@@ -229,10 +230,16 @@ def _network(lengths: list[int], seed: int, rank: int) -> tuple[list[int], list[
     return widths.tolist(), stages, 5 + seed + rank
 
 
+def _by_kind(network: tuple, found: Any) -> Any:
+    """The bytes of all ranks by kind, if they are as many as they should be."""
+    is_table = isinstance(table := as_numbers(found), Tensor) and table.shape == (len(network[1]), len(KINDS))
+    return dict(zip(KINDS, table.T, strict=True)) if is_table else found
+
+
 def _hold(network: tuple, found: Any) -> None:
     torch.empty(int(sum(found[dist.get_rank()])), dtype=torch.uint8)
 
 
 who_holds_what_more = [(n, kind) for n in (3, 4) for kind in ("more layers on a rank", "stages of different length")]
 price_network = "seven layers on 4 ranks", (WIDTHS, STAGES, 32)
-who_holds_what = computing("who_holds_what", held, "", _networks, who_holds_what_more, price_network, _hold)
+who_holds_what = computing("who_holds_what", held, "", _networks, who_holds_what_more, price_network, _hold, _by_kind)

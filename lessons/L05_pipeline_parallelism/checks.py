@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case, Observed, changed, effect, normal, on_the_clock, prepared
-from course_lib.classroom.checks.tables import Plans, computing
+from course_lib.classroom.checks.tables import Plans, as_number, computing
 from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Link, Pace
 from course_lib.schedules import SCHEDULES, Action, Schedule, ScheduleError, peak_in_flight, validate
@@ -250,15 +250,27 @@ def idle_share(forward: Sequence[float], backward: Sequence[float], n_micro_batc
 
 
 def _pipelines(seed: int, rank: int) -> Plans:
-    """Two pipelines of each kind, of 2 to 5 stages: equal ones, one slow stage, or one more that is slow backward."""
+    """Two pipelines of each kind, of 2 to 5 stages: equal ones, one slow stage, or one more that is slow backward.
+
+    In unequal ones the last stage is not the fastest, whose pace would be its own.
+    """
     plans: Plans = {"equal stages": [], "a slow stage": [], "two slow stages": []}
     for n, m in ((2 + rank % 2 + seed, 3 + rank), (4 + seed, 2 + rank)):
         equal, slow, slower = [2] * n, (rank + seed) % n, (rank + seed + 1) % n
-        one_slow = [2 + 3 * (stage == slow) for stage in range(n)]
+        one_slow = [2 + (stage == n - 1) + 3 * (stage == slow) for stage in range(n)]
         for forward, kind, more in zip((equal, one_slow, one_slow), plans, (0, 0, 9), strict=True):
             backward = [2 * each + more * (stage == slower) for stage, each in enumerate(forward)]
             plans[kind].append((forward, backward, m))
     return plans
+
+
+def _in_seconds(plan: tuple, found: Any) -> Any:
+    """A share of idle time and what it means in this pipeline, in words; what is no number is unchanged."""
+    forward, backward, m = plan
+    step = m * (sum(forward) + sum(backward)) / len(forward) / (1 - idle_share(*plan))
+    number = as_number(found)
+    is_number = isinstance(number, torch.Tensor) and number.dim() == 0
+    return f"{number:.6g}, or {number * step:.6g} s of the {step:g} s that a step takes" if is_number else found
 
 
 def _run_gpipe(plan: tuple, found: Any) -> None:
@@ -269,7 +281,7 @@ def _run_gpipe(plan: tuple, found: Any) -> None:
 more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
 with_gpipe = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
 bubble = computing(
-    "bubble", idle_share, "pipelines with ", _pipelines, more, with_gpipe, _run_gpipe, pace=Pace(0.01), rounding=1e-6
+    "bubble", idle_share, "pipelines with ", _pipelines, more, with_gpipe, _run_gpipe, _in_seconds, pace=Pace(0.01)
 )
 
 
@@ -296,6 +308,15 @@ def _minibatches(seed: int, rank: int) -> Plans:
     return dict(zip(MINIBATCHES, plans, strict=True))
 
 
+def _in_turns(plan: tuple, found: Any) -> Any:
+    """A number of micro-batches and what it means for this minibatch, in words; what is no number is unchanged."""
+    (samples, n, overhead, per_sample, room), m = plan, as_number(found)
+    if not isinstance(m, torch.Tensor) or m.dim() or m <= 0:
+        return found
+    turns = f"{m + n - 1:g} turns of {overhead + per_sample * samples / m:g} s"
+    return f"{m:g}: {turns}, and stage 0 holds {min(n, m) * samples / m:g} samples, with room for {room}"
+
+
 def _run_1f1b(plan: tuple, m: Any) -> None:
     samples, n, overhead, per_sample, _ = plan
     seconds = overhead + per_sample * samples / max(1, int(m))
@@ -304,4 +325,6 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
 
 more = [*((3, kind) for kind in MINIBATCHES), *((4, kind) for kind in MINIBATCHES[:2])]
 minibatch, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
-best_micro_batches = computing("best_micro_batches", best, "", _minibatches, more, minibatch, _run_1f1b, pace=pace)
+best_micro_batches = computing(
+    "best_micro_batches", best, "", _minibatches, more, minibatch, _run_1f1b, _in_turns, pace=pace
+)

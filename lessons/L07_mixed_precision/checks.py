@@ -120,7 +120,10 @@ def _updates_arguments(
 
 
 def _updates_cases(seed: int) -> list[Case]:
-    many, missing = "many small updates", "a weight without a gradient (None), as of a layer that was not used"
+    many, missing = (
+        "many small updates",
+        "several large updates; a weight without a gradient (None), as of an unused layer",
+    )
     bf16, fp16, s = torch.bfloat16, torch.float16, seed
     two = [_updates(2, bf16, 2 + s, 4), _updates(2, bf16, 8 + s, 0.1, many), _updates(2, fp16, 8 + s, 0.1)]
     wide = _updates(4, fp16, 2, 1e3, "gradients of 32 bits", wide=True)
@@ -277,9 +280,30 @@ def _view_norms(observed: list[Observed]) -> list[Values]:
     return [{name: one for name, one in seen.values.items() if matters or name == "the result"} for seen in observed]
 
 
+def _norms_said(observed: list[Observed]) -> str:
+    """A sentence about the norm of all gradients, before and after, if they are clipped and keep their direction."""
+    scale, most = (float(str(observed[0].before[name])) for name in ("scale", "max_norm"))
+    names = [(seen, name) for seen in observed for name in seen.before if name.startswith("gradients[")]
+    before = torch.cat([seen.before[name] for seen, name in names]) / scale  # type: ignore[misc]
+    after = torch.cat([seen.values[name] for seen, name in names])  # type: ignore[misc]
+    norm, mine = float(before.norm()), float(after.norm())
+    if not norm > most or not is_same(after / mine, before / norm, 1e-4):
+        return ""
+    as_if = f"You leave one of {mine:.3g}, as if it had been {norm * most / mine:.3g}, and max_norm is {most:g}."
+    return f"Without the scale, the gradients of all ranks together have a norm of {norm:.3g}. {as_if}"
+
+
 price, off = _norms(4, "a large norm", 1), 1e-5  # PyTorch adds 1e-6 to the norm
 unscale_and_clip = Exercise(
-    "unscale_and_clip", clipped, _play_norms, _norms_cases, price, PACE, rounding=off, compared=_view_norms
+    "unscale_and_clip",
+    clipped,
+    _play_norms,
+    _norms_cases,
+    price,
+    PACE,
+    rounding=off,
+    compared=_view_norms,
+    rule=_norms_said,
 )
 over_ranks, unscaled = "    dist.all_reduce(total)\n", "for gradient in gradients:\n        gradient /= scale"
 unscale_and_clip.change("own_norm", over_ranks, "    dist.all_reduce(total.clone())\n")

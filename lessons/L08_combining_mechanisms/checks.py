@@ -85,7 +85,16 @@ def _in_tensors(groups: dict) -> dict:
     return {axis: as_numbers(ranks) for axis, ranks in groups.items()}
 
 
-mesh_groups = Exercise("mesh_groups", grouped, _play_mesh, _meshes, _mesh(4, (2, 2, 2), 0), PACE)
+def _beyond_the_mesh(observed: list[Observed]) -> str:
+    """A sentence about the first rank in a group that the mesh does not have."""
+    n = math.prod(int(str(observed[0].before[axis])) for axis in AXES)
+    groups = [(name, one) for seen in observed for name, one in seen.values.items() if isinstance(one, Tensor)]
+    wrong = [(name, int(rank)) for name, one in groups for rank in one.flatten() if not 0 <= rank < n]
+    return "`{}` names rank {}, and there are the ranks 0 to {}.".format(*wrong[0], n - 1) if wrong else ""
+
+
+price = _mesh(4, (2, 2, 2), 0)
+mesh_groups = Exercise("mesh_groups", grouped, _play_mesh, _meshes, price, PACE, rule=_beyond_the_mesh)
 
 
 @mesh_groups.mistake

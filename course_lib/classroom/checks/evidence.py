@@ -37,8 +37,8 @@ class Difference(NamedTuple):
 
     def facts(self) -> tuple[tuple[str, str], ...]:
         where, pair = f"rank {self.rank}, {self.name}", [self.expected, self.got]
-        short = all(isinstance(value, Tensor) and value.numel() <= 12 for value in pair)
-        if kind(self.expected) != kind(self.got) and not (short and self.differs_in == "shape"):
+        short = all(not isinstance(value, Tensor) or value.numel() <= 12 for value in pair)
+        if kind(self.expected) != kind(self.got) and (not short or self.differs_in == "dtype"):
             pair = [*map(kind, pair)]
         elif not short and isinstance(self.expected, Tensor):
             off = (self.expected - self.got).abs().nan_to_num(torch.inf)  # type: ignore[operator]
@@ -104,10 +104,19 @@ class Evidence:
         return closer if closer or wild else list(fitting)
 
     def _fits(self, theirs: list[Observed]) -> bool:
-        """Whether the messages fit a mistake: the same if the result is right, else messages on the same ranks."""
-        mine, other = ([Counter(map(traffic, seen.sent)) for seen in observed] for observed in (self.observed, theirs))
-        alike = [*map(bool, mine)] == [*map(bool, other)] if self.differences else mine == other
-        return alike and not any(self._between(theirs, self.observed))
+        """Whether the messages fit a mistake: the same if the result is right, else messages on the same ranks.
+
+        Whoever sends as many as the right solution does not have an idea that sends more or fewer.
+        """
+        programs = self.observed, theirs, self.right
+        mine, other, right = ([Counter(map(traffic, seen.sent)) for seen in observed] for observed in programs)
+        many = [[one.total() for one in sent] for sent in (mine, other, right)]
+        alike = [*map(bool, mine)] == [*map(bool, other)] and not many[0] == many[2] != many[1]
+        return (alike if self.differences else mine == other) and self.is_like(theirs)
+
+    def is_like(self, theirs: list[Observed]) -> bool:
+        """Whether the values are those of another program."""
+        return not any(self._between(theirs, self.observed))
 
     def would_pass(self, mistake: Mistake) -> bool:
         """Whether this wrong solution passes this case."""

@@ -9,10 +9,12 @@ which one?    which wrong solution has the same?
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from course_lib.classroom.checks.evidence import Evidence
@@ -26,6 +28,7 @@ from course_lib.timeline import Timeline
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
 LEVELS = ("best known", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)  # and shares of the points
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
+Later = tuple[Evidence | None, list[Mistake]]
 SLIPS = (*MISSPELT, "AttributeError", "TypeError")
 
 
@@ -62,7 +65,7 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
         else:
             observed = ([of[0] for of in one.results] for one in (run, exercise.run_right(case)))
             found = Evidence(exercise, case, *observed)
-            wrong = _judge(found, passed)
+            wrong = _judge(found, passed, partial(_again, exercise, fn, case, cases))
         if wrong:
             facts = (*wrong.facts, *_what_is_new(case, passed, wrong))
             share = 0 if exercise.budget else len(passed) / len(cases)
@@ -75,6 +78,20 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
     return _weigh(verdict, run, exercise.run_right(case), exercise.memory)
 
 
+def _again(exercise: Part, fn: Any, case: Case, cases: list[Case], mistakes: list[Mistake]) -> Later:
+    """The evidence of a later case on more ranks, where less is equal by chance, and the mistakes that fit there, too.
+
+    None and all mistakes if there is no such case, or if a program fails in it.
+    """
+    more = [one for one in cases[cases.index(case) + 1 : -1] if one.world_size > case.world_size]
+    with contextlib.suppress(*FAILED, IndexError):
+        programs = [exercise.right, fn, *(one.program for one in mistakes)]
+        right, mine, *theirs = map(list, zip(*exercise.run(programs, more[0]).results, strict=True))
+        again = Evidence(exercise, more[0], mine, right)
+        return again, [one for one, seen in zip(mistakes, theirs, strict=True) if again.is_like(seen)]
+    return None, mistakes
+
+
 def _what_is_new(case: Case, passed: list[Evidence], wrong: Verdict) -> tuple[tuple[str, str], ...]:
     """A fact: the news in this case since the last one that passed."""
     if not passed:
@@ -85,15 +102,22 @@ def _what_is_new(case: Case, passed: list[Evidence], wrong: Verdict) -> tuple[tu
     return (("It was right before; new in this case", news),)
 
 
-def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
-    """The verdict on a run that ended well; None if nothing is wrong."""
+def _judge(
+    found: Evidence, passed: list[Evidence], later: Callable[..., Later] = lambda one: (None, one)
+) -> Verdict | None:
+    """The verdict on a run that ended well; None if nothing is wrong. later: runs a later case, to confirm an idea."""
     exercise = found.exercise
     breach = exercise.breach(found.observed) if found.is_right else ""
     if found.is_right and not breach:
         return None
     failing = [one for one in found.mistakes() if not found.would_pass(one)]
     mistakes = [one for one in failing if all(before.would_pass(one) for before in passed)]
-    verdict = _named(Verdict(exercise.name, "price" if breach else "idea", breach or told(found)), mistakes)
+    speak = any(seen.sent for seen in found.right) and not breach
+    again, confirmed = later(mistakes) if speak else (None, mistakes)
+    unnamed = breach or told(found, again)
+    if again and mistakes and not confirmed:
+        unnamed = f"{TEXTS['this case alone'].format(said=mistakes[0].advice, case=again.case.text)} {unnamed}"
+    verdict = _named(Verdict(exercise.name, "price" if breach else "idea", unnamed), confirmed)
     facts = found.differences[0].facts() if found.differences else ()
     return replace(verdict, facts=() if verdict.message in dict(facts).values() else facts)  # nothing is said twice
 

@@ -1,26 +1,23 @@
 """A wrong result whose idea no check knows, in words: where it is wrong, and what stands there instead.
 
-Each sentence is true of the numbers, in any exercise, and none guesses at a cause. The first look that sees something
-is told; what it says stands in texts.md.
+Each sentence is true of the numbers, in any exercise, and none guesses at a cause. Of each wrong value, the first look
+that sees something is told; what it says stands in texts.md.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from course_lib.classroom.checks.evidence import Difference, Evidence, is_same, kind, traffic
-from course_lib.classroom.checks.part import Value
 from course_lib.classroom.checks.prose import TEXTS
 from course_lib.ranks import listing
 
 
-def told(found: Evidence) -> str:
-    """A sentence or two about what is wrong in a run that ended well."""
+def told(found: Evidence, again: Evidence | None = None) -> str:
+    """A sentence or two about what is wrong in a run that ended well. again: of the same program in a later case."""
     wrong, programs = found.differences, (found.observed, found.right)
     sends = [any(seen.sent for seen in observed) for observed in programs]
     if any(seen.ended_group for seen in found.observed):
@@ -40,24 +37,21 @@ def told(found: Evidence) -> str:
         return TEXTS["apart"].format(rank=found.disagreeing[0])
     if all(is_same(one.before, one.got) for one in wrong):
         return TEXTS["before"].format(names=_names([one.name for one in wrong]))
-    looks = _same_relation(found, wrong) or next(filter(None, (look(found, wrong[0]) for look in LOOKS)), "")
+    each = (look(found, one) for one in wrong[:12] for look in (_first_relation, _sum))
+    looks = _same_relation(found, wrong, again) or next(filter(None, each), "")
     return f"{looks or _fallback(found, any(sends))} {_where(found)}".strip()
 
 
 def _fallback(found: Evidence, sends: bool) -> str:
-    if found.disagreeing:
-        text = TEXTS["different"].format(rank=found.disagreeing[0])
-    else:
-        text = TEXTS["wrong together" if sends and found.differences[0].name in found.common else "wrong"]
+    text = TEXTS["different"].format(rank=found.disagreeing[0]) if found.disagreeing else TEXTS["wrong"]
     return f"{text} {_messages(found) if sends else ''}".strip()
 
 
 def _messages(found: Evidence) -> str:
     """The first wrong message, or that all are right, if they are as many and as long as the right ones."""
     both = [(rank, *pair) for rank, pair in enumerate(zip(found.observed, found.right, strict=True))]
-    if any(not one.content.any() for seen in found.observed for one in seen.sent if one.content.numel() > 1):
-        return TEXTS["sends zeros"]
-    if not all([*map(traffic, seen.sent)] == [*map(traffic, right.sent)] for _, seen, right in both):
+    flags = all(sent.content.numel() == 1 for seen in found.observed for sent in seen.sent)  # 1 may say yes, or no
+    if (flags and _right(found)) or any([*map(traffic, a.sent)] != [*map(traffic, b.sent)] for _, a, b in both):
         return ""
     pairs = ((i, rank, pair) for rank, a, b in both for i, pair in enumerate(zip(a.sent, b.sent, strict=True)))
     off = [(i, rank) for i, rank, (a, b) in pairs if not is_same(a.content, b.content, found.tolerance)]
@@ -76,11 +70,8 @@ def _another_kind(found: Evidence, one: Difference) -> str:
         return found.exercise.rule(found.observed) or _say("other word", one)
     if isinstance(got, str) and got in ("None", "nothing"):
         return _say("none", one, got=got.replace("nothing", "missing"))
-    text = _say("other kind", one, what=one.differs_in)
-    if isinstance(expected, str) or isinstance(got, str):
-        return text
-    numbers = [value.double().flatten().sort()[0] for value in (expected, got)]
-    return text + f" {TEXTS['right numbers']}" * is_same(numbers[0], numbers[1], found.tolerance)
+    text, numbers = _say("other kind", one, what=one.differs_in), [v for v in (expected, got) if isinstance(v, Tensor)]
+    return text + f" {TEXTS['right numbers']}" * (len(numbers) == 2 and _same_numbers(found, *numbers))
 
 
 # What all wrong numbers have in common
@@ -92,122 +83,146 @@ def _off(found: Evidence, one: Difference) -> Tensor:
     return ~torch.isclose(got, expected, 0, found.tolerance, equal_nan=True)
 
 
-def _same_relation(found: Evidence, wrong: list[Difference]) -> str:
-    """A relation to the right number that all wrong numbers of some values have."""
+def _wrong_numbers(found: Evidence, wrong: list[Difference]) -> list[Tensor]:
+    """The right numbers and those that stand there, where some values are wrong."""
     masks = [(one, _off(found, one)) for one in wrong]
-    expected, got = (torch.cat([one[i][mask].double() for one, mask in masks]) for i in (3, 4))  # type: ignore[union-attr,index]
+    return [torch.cat([one[i][mask].double() for one, mask in masks]) for i in (3, 4)]  # type: ignore[union-attr,index]
+
+
+def _same_relation(found: Evidence, wrong: list[Difference], again: Evidence | None = None) -> str:
+    """A relation to the right number that all wrong numbers of some values have."""
+    expected, got = _wrong_numbers(found, wrong)
     if not got.isfinite().all():
         return TEXTS["infinite"].format(what="nan" if got.isnan().any() else "inf") * bool(expected.isfinite().all())
     largest = float(expected.abs().max())
     if (most := float((got - expected).abs().max())) < 0.02 * largest:
         return TEXTS["digits"].format(share=most / largest)
-    scale = max(1.0, float(got.abs().max()) / largest) if largest else 1.0
-    same = partial(is_same, got, tolerance=scale * found.tolerance + 1e-12 * largest)
     if not got.any():
         return TEXTS["zero"]
-    factor = float(got @ expected / (expected @ expected))
-    if same(factor * expected) and (len(expected.unique()) > 1 or _is_whole(factor)):
-        return _by_a_factor(factor, found)
+    if factor := _factor(found, wrong):
+        return _by_a_factor(factor, found, again)
+    if len(expected.unique()) > 1 and _same_numbers(found, expected, got):
+        return TEXTS["places"]
     more = float((got - expected).mean())
-    if len(expected.unique()) > 1 and same(expected + more):
+    if len(expected.unique()) > 1 and is_same(got, expected + more, found.tolerance + 1e-12 * largest):
         return TEXTS["constant"].format(amount=abs(more), more="more" if more > 0 else "less")
     return ""
 
 
-def _is_telling(value: Tensor) -> bool:
-    """Whether it is no coincidence if other numbers are the same as these."""
-    return len(value.unique()) > 1 or bool((value.double() != value.double().round()).any())
+def _same_numbers(found: Evidence, expected: Tensor, got: Tensor) -> bool:
+    one, other = (value.double().flatten().sort()[0] for value in (expected, got))
+    return is_same(one, other, found.tolerance)
+
+
+def _factor(found: Evidence, wrong: list[Difference]) -> float:
+    """The number by which all wrong numbers of some values are too large; 0 if there is none."""
+    if any(kind(one.expected) != kind(one.got) for one in wrong):
+        return 0.0
+    expected, got = _wrong_numbers(found, wrong)
+    if not (expected.any() and expected.isfinite().all() and got.isfinite().all()):
+        return 0.0
+    factor, largest = float(got @ expected / (expected @ expected)), float(expected.abs().max())
+    off = max(1.0, float(got.abs().max()) / largest) * found.tolerance + 1e-12 * largest
+    is_common = is_same(got, factor * expected, off) and (len(expected.unique()) > 1 or _is_whole(factor))
+    return factor * is_common
 
 
 def _is_whole(factor: float) -> bool:
-    return factor != 0 and isfinite(factor) and any(abs(one - round(one)) < 1e-4 for one in (factor, 1 / factor))
+    return factor != 0 and any(abs(one - round(one)) < 1e-4 for one in (factor, 1 / factor))
 
 
-def _by_a_factor(factor: float, found: Evidence) -> str:
+def _times(factor: float) -> float:
+    return round(max(abs(factor), 1 / abs(factor)), 2) if factor else 0.0
+
+
+def _by_a_factor(factor: float, found: Evidence, again: Evidence | None) -> str:
+    """A factor in words, and what is so many: in another case, too, if there is one."""
     if abs(factor + 1) < 1e-3:
         return TEXTS["sign"]
-    times, size = max(abs(factor), abs(1 / factor)), "large" if abs(factor) > 1 else "small"
-    text = TEXTS["factor"].format(times=f"{times:,.0f}" if _is_whole(times) else f"{times:.3g}", size=size)
-    ranks = len(found.observed) if any(seen.sent for seen in found.observed + found.right) else 0
-    if any(abs(times - ranks / some) < 1e-3 for some in range(1, ranks)):
-        text += f" There are {ranks} ranks."
-    given = ((name, one) for name, one in found.right[0].before.items() if isinstance(one, Tensor) and one.dim())
-    if same := [name for name, one in given if abs(times - len(one)) < 1e-3 and "." not in name]:
-        text += f" {TEXTS['as many rows'].format(name=same[0])}"
-    return text + f" {TEXTS['sign']}" * (factor < 0)
+    reasons, also = _so_many(found, factor), ""
+    if again and again.differences:
+        other = _factor(again, again.differences)
+        reasons = {name: one for name, one in reasons.items() if name in _so_many(again, other)}
+        also = TEXTS["also"].format(case=again.case.text, times=_times(other)) if other else ""
+    text = TEXTS["factor"].format(times=_times(factor), size="large" if abs(factor) > 1 else "small")
+    return " ".join(filter(None, [text, also, *reasons.values(), TEXTS["sign"] * (factor < 0)]))
+
+
+def _so_many(found: Evidence, factor: float) -> dict[str, str]:
+    """Sentences about what there is so many times in a case, by what it is."""
+    times, ranks = _times(factor), len(found.observed)
+    if not any(seen.sent for seen in found.observed + found.right):
+        return {}
+    rows = {name: len(one) for name, one in found.right[0].before.items() if isinstance(one, Tensor) and one.dim()}
+    names = [name for name, n in rows.items() if name.isidentifier() and abs(times - n) < 5e-3]
+    is_ranks = any(abs(times - ranks / some) < 5e-3 for some in range(1, ranks))
+    texts = {name: TEXTS["as many rows"].format(name=name) for name in names}
+    return texts | ({"": TEXTS["ranks"].format(ranks=ranks)} if is_ranks else {})
 
 
 # What stands there instead
 
 
+def _by_rank(found: Evidence, one: Difference) -> dict[str, list[Tensor]]:
+    """What all ranks have, in the shape of a value, by names that leave out the rank."""
+    before, right = [seen.before for seen in found.right], found.exercise.compared(found.right)
+    given = {f"`{name}` of rank {{}} as it was": [of.get(name) for of in before] for name in before[one.rank]}
+    split = [(name, [v for v in values if isinstance(v, Tensor) and v.dim()]) for name, values in given.items()]
+    pieces = {f"piece {one.rank} of {name}": [v.tensor_split(len(right))[one.rank] for v in of] for name, of in split}
+    known: dict[str, list[Any]] = given | pieces | {"what rank {} should have": [of.get(one.name) for of in right]}
+    known |= {"what rank {} sent": [seen.sent[0].content for seen in found.observed if seen.sent]}
+    shaped = {name: [_shaped(value, one.got) for value in values] for name, values in known.items()}
+    return {n: v for n, values in shaped.items() if len(v := [i for i in values if i is not None]) == len(right)}
+
+
+def _shaped(value: Any, got: Any) -> Tensor | None:
+    """A tensor in the shape of another, if it is as long, or if it is one of its rows."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or not value.dim():
+        return None
+    if value.numel() == got.numel():
+        return value.double().reshape(got.shape)
+    return value.double().expand_as(got) if value.shape == got.shape[got.dim() - value.dim() :] else None
+
+
 def _known(found: Evidence, one: Difference) -> dict[str, Tensor]:
-    """Other tensors in this case, each with a name that a student knows."""
-    right, known = found.exercise.compared(found.right), dict[str, Value]()
-    for rank, seen in sorted(enumerate(found.right), key=lambda pair: pair[0] != one.rank):
-        known |= {f"`{name}` of rank {rank} as it was": value for name, value in seen.before.items()}
-        flat = {name: it for name, it in seen.before.items() if isinstance(it, Tensor) and it.dim() == 1}
-        pieces = {name: value.tensor_split(len(right))[one.rank] for name, value in flat.items()}
-        known |= {f"piece {one.rank} of `{name}` of rank {rank}": value for name, value in pieces.items()}
-    known |= {f"what `{name}` should be": value for name, value in right[one.rank].items() if name != one.name}
-    known |= {f"what rank {r} should have": seen.get(one.name, "") for r, seen in enumerate(right) if r != one.rank}
-    for rank, seen in enumerate(found.observed):
-        known |= {f"what rank {rank} sent": sent.content for sent in reversed(seen.sent)}
-    return {name: value for name, value in known.items() if isinstance(value, Tensor) and value.is_floating_point()}
+    """Other tensors in this case, each with a name that a student knows; those of the value's own rank come first."""
+    by_rank, right = _by_rank(found, one), found.exercise.compared(found.right)[one.rank]
+    ranks = sorted(range(len(found.right)), key=lambda rank: rank != one.rank)
+    known = {name.format(rank): values[rank] for rank in ranks for name, values in by_rank.items()}
+    known |= {TEXTS["largest"].format(what=name.format("r")): torch.stack(of).amax(0) for name, of in by_rank.items()}
+    others = {f"what `{name}` should be": _shaped(value, one.got) for name, value in right.items() if name != one.name}
+    return known | {name: value for name, value in others.items() if value is not None}
 
 
-def _in_another_place(found: Evidence, one: Difference) -> str:
-    """Whether the numbers of a value are right ones, of another place."""
-    expected, got = one.expected, one.got
-    assert isinstance(expected, Tensor) and isinstance(got, Tensor)
-    same = partial(is_same, tolerance=found.tolerance)
-    if not _is_telling(got):
-        return ""
-    if what := next((name for name, value in _known(found, one).items() if same(got, value)), ""):
-        return _say("of another", one, what=what)
-    if not same(*(value.double().flatten().sort()[0] for value in (expected, got))):
-        return ""
-    shifts = [(by, dim) for dim, size in enumerate(got.shape) for by in range(1, min(size, 32))]
-    ways = {f": moved on by {by}": expected.roll(by, dim) for by, dim in shifts}
-    ways |= {": transposed": expected.T} if got.dim() == 2 else {}
-    ways[": reversed"] = expected.flatten().flip(0).view_as(got)
-    return _say("order", one, how=next((way for way, value in ways.items() if same(got, value)), ""))
-
-
-def _one_more(found: Evidence, one: Difference) -> str:
-    """Whether another tensor was added to a value, or taken from it."""
-    expected, got = one.expected.double(), one.got.double()  # type: ignore[union-attr]
-    for what, other in _known(found, one).items():
-        if other.dim() and other.any() and other.shape == expected.shape[expected.dim() - other.dim() :]:
-            more = other.double().expand_as(expected)
-            times = float((got - expected).flatten() @ more.flatten() / more.square().sum())
-            if _is_whole(times) and is_same(got, expected + times * more, found.tolerance):
-                often = "" if abs(abs(times) - 1) < 1e-4 else f"{abs(times):.3g} times "
-                return _say("one more", one, what=f"{'plus' if times > 0 else 'minus'} {often}{what}")
+def _sum(found: Evidence, one: Difference) -> str:
+    """Whether a value is what all ranks have, each some number of times, or the right one and another one."""
+    got, expected = one.got.double(), one.expected.double()  # type: ignore[union-attr]
+    off = found.tolerance + 1e-12 * float(got.abs().max())
+    sums = [{name.format(rank): v for rank, v in enumerate(of)} for name, of in _by_rank(found, one).items()]
+    sums += [{"what it should be": expected, name: value} for name, value in _known(found, one).items()]
+    for parts in sums:
+        columns = torch.stack([*parts.values()]).reshape(len(parts), -1).T
+        if len(columns) <= len(parts) or torch.linalg.matrix_rank(columns) < len(parts):
+            continue
+        shares = torch.linalg.lstsq(columns, got.reshape(-1, 1)).solution.flatten()
+        is_plain = all(abs(share) < 1e-6 or _is_whole(share) for share in shares.tolist())
+        if is_same(columns @ shares, got.flatten(), off) and (is_plain or (got != got.round()).any()):
+            return _added_up(one, dict(zip(parts, shares.tolist(), strict=True)))
     return ""
 
 
+def _added_up(one: Difference, parts: dict[str, float]) -> str:
+    (times, *more), what = parts.values(), [*parts][-1]
+    if what.endswith("as it was") and abs(times + sum(more) - 1) < 1e-6:
+        return _say("change", one, times=times)
+    often = {name: "" if abs(abs(n) - 1) < 1e-4 else f"{abs(n):.3g} times " for name, n in parts.items()}
+    terms = [f" {'plus' if n > 0 else 'minus'} {often[name]}{name}" for name, n in parts.items() if abs(n) > 1e-6]
+    return _say("sum", one, what="".join(terms).removeprefix(" plus "))
+
+
 def _first_relation(found: Evidence, one: Difference) -> str:
-    text = _same_relation(found, [one]) if one.expected.numel() > 1 else ""  # type: ignore[union-attr]
+    text = _same_relation(found, [one]) if int(_off(found, one).sum()) > 1 else ""
     return text and _say("of one", one, text=text)
-
-
-def _change(found: Evidence, one: Difference) -> str:
-    """How much more or less a value changes than it should, as parameters do with another gradient."""
-    if kind(one.before) != kind(one.got) or one.got.numel() < 2:  # type: ignore[union-attr]
-        return ""
-    before, expected, got = (value.double().flatten() for value in one[2:])  # type: ignore[union-attr]
-    times = float((got - before) @ (expected - before) / (expected - before).square().sum())
-    is_common = is_same(got, before + times * (expected - before), max(1.0, abs(times)) * found.tolerance)
-    return _say("change", one, times=times) * is_common
-
-
-def _elsewhere(found: Evidence, one: Difference) -> str:
-    both = (torch.cat([wrong[i].double().flatten() for wrong in found.differences]) for i in (3, 4))  # type: ignore[union-attr]
-    expected, got = (numbers.sort()[0] for numbers in both)
-    return TEXTS["places"] * is_same(expected, got, found.tolerance)
-
-
-LOOKS = (_in_another_place, _one_more, _first_relation, _change, _elsewhere)
 
 
 # Where
@@ -216,8 +231,7 @@ LOOKS = (_in_another_place, _one_more, _first_relation, _change, _elsewhere)
 def _where(found: Evidence) -> str:
     """Which values are wrong, and which are right."""
     first, wrong = found.differences[0], found.differences
-    ranks, names = sorted({one.rank for one in wrong}), {one.name for one in wrong}
-    right = [name for name in _made(found, first.rank) if name not in names]
+    ranks, right = sorted({one.rank for one in wrong}), _right(found)
     place = _part_of(_off(found, first))
     if len(ranks) == len(found.observed) and not (right or place):
         return ""
@@ -228,10 +242,12 @@ def _where(found: Evidence) -> str:
     return f"{text} {TEXTS['right'].format(names=_names(right))}" if right else text
 
 
-def _made(found: Evidence, rank: int) -> list[str]:
-    """The names of the numbers that the right solution makes on a rank."""
+def _right(found: Evidence) -> list[str]:
+    """The names of the numbers that are made on the first wrong rank, and right everywhere."""
+    rank, wrong = found.differences[0].rank, {one.name for one in found.differences}
     before, made = found.right[rank].before, found.exercise.compared(found.right)[rank]
-    return [name for name, one in made.items() if isinstance(one, Tensor) and not is_same(one, before.get(name, ""))]
+    changed = [name for name, one in made.items() if isinstance(one, Tensor) and not is_same(one, before.get(name, ""))]
+    return [name for name in changed if name not in wrong]
 
 
 def _names(names: list[str]) -> str:
@@ -240,22 +256,10 @@ def _names(names: list[str]) -> str:
 
 
 def _part_of(mask: Tensor) -> str:
-    """Some numbers of a value in words: rows, columns or elements; "" for all of them."""
-    if mask.all() or not mask.dim():
-        return ""
-    if mask.dim() == 2:
-        for dim, what in ((1, "row"), (0, "column")):
-            lines = mask.any(dim)
-            if (lines.unsqueeze(dim) == mask).all():
-                return _places(lines.nonzero().flatten().tolist(), what)
+    """Some numbers of a value in words: which elements, or how many; "" for all of them."""
     at = mask.flatten().nonzero().flatten().tolist()
-    return _places(at) if mask.dim() == 1 else f"{len(at)} of the {mask.numel()} elements"
-
-
-def _places(at: list[int], what: str = "element") -> str:
-    """Places in words: "element 3", "rows 2 to 5", "columns 0, 2, 4", or how many there are."""
-    if len(at) == 1:
-        return f"{what} {at[0]}"
-    if at[-1] - at[0] == len(at) - 1:
-        return f"{what}s {at[0]} to {at[-1]}"
-    return f"{what}s {', '.join(map(str, at))}" if len(at) <= 6 else f"{len(at)} {what}s"
+    if mask.all():
+        return ""
+    if mask.dim() > 1 or len(at) > 6:
+        return f"{len(at)} of the {mask.numel()} elements"
+    return f"element{'s' * (len(at) > 1)} {', '.join(map(str, at))}"
