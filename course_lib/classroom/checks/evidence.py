@@ -80,14 +80,9 @@ class Evidence:
     @cached_property
     def disagreeing(self) -> list[int]:
         """Ranks that differ from rank 0, by even one bit, where the right solution leaves all ranks the same."""
-        got, same = self.exercise.compared(self.observed), self.common
+        got, right = map(self.exercise.compared, (self.observed, self.right))
+        same = [name for name in right[0] if all(is_same(one.get(name, ""), right[0][name]) for one in right)]
         return [r for r, one in enumerate(got) if not all(is_same(one.get(n, ""), got[0].get(n, "")) for n in same)]
-
-    @cached_property
-    def common(self) -> list[str]:
-        """The names of the values that the right solution leaves the same on all ranks."""
-        right = self.exercise.compared(self.right)
-        return [name for name in right[0] if all(is_same(one.get(name, ""), right[0][name]) for one in right)]
 
     @cached_property
     def is_right(self) -> bool:
@@ -150,8 +145,9 @@ def traffic(sent: Sent) -> tuple[str, int, int]:
 
 def _sent_the_same(seen: Observed, other: Observed) -> bool:
     """Whether two programs sent the same floating-point numbers up to a factor, in any pieces and order."""
-    contents = (
-        [s.content.double().flatten() for s in one.sent if s.content.is_floating_point()] for one in (seen, other)
+    mine, theirs = (
+        torch.cat([torch.zeros(1), *(s.content.double().flatten() for s in one.sent if s.content.is_floating_point())])
+        for one in (seen, other)
     )
-    mine, theirs = (torch.cat([torch.zeros(1), *content]).sort()[0] for content in contents)
+    mine, theirs = mine.sort()[0], theirs.sort()[0]
     return is_same(mine / (mine.norm() + 1e-300), theirs / (theirs.norm() + 1e-300), 1e-5)

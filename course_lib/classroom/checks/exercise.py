@@ -14,7 +14,6 @@ import functools
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from course_lib.classroom.checks.evidence import Evidence
@@ -23,7 +22,6 @@ from course_lib.classroom.checks.prose import TEXTS
 from course_lib.classroom.checks.telling import told
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, renew
-from course_lib.timeline import Timeline
 
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
 LEVELS = ("best known", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)  # and shares of the points
@@ -65,9 +63,9 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
         else:
             observed = ([of[0] for of in one.results] for one in (run, exercise.run_right(case)))
             found = Evidence(exercise, case, *observed)
-            wrong = _judge(found, passed, partial(_again, exercise, fn, case, cases))
+            wrong = _judge(found, passed, functools.partial(_again, exercise, fn, case, cases))
         if wrong:
-            facts = (*wrong.facts, *_what_is_new(case, passed, wrong))
+            facts = (*wrong.facts, *_what_is_new(case, passed))
             share = 0 if exercise.budget else len(passed) / len(cases)
             return replace(wrong, situation=case.text, facts=facts, share=share)
         passed.append(found)
@@ -92,19 +90,14 @@ def _again(exercise: Part, fn: Any, case: Case, cases: list[Case], mistakes: lis
     return None, mistakes
 
 
-def _what_is_new(case: Case, passed: list[Evidence], wrong: Verdict) -> tuple[tuple[str, str], ...]:
+def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], ...]:
     """A fact: the news in this case since the last one that passed."""
-    if not passed:
-        return ()
-    before = passed[-1].case.world_size
-    ranks = f"{case.world_size} ranks instead of {before}"
-    news = case.new or (ranks if case.world_size != before else "other sizes")
-    return (("It was right before; new in this case", news),)
+    before = passed[-1].case.world_size if passed else case.world_size
+    sizes = f"{case.world_size} ranks instead of {before}" if case.world_size != before else "other sizes"
+    return (("It was right before; new in this case", case.new or sizes),) if passed else ()
 
 
-def _judge(
-    found: Evidence, passed: list[Evidence], later: Callable[..., Later] = lambda one: (None, one)
-) -> Verdict | None:
+def _judge(found: Evidence, passed: list[Evidence], later: Callable[..., Later] | None = None) -> Verdict | None:
     """The verdict on a run that ended well; None if nothing is wrong. later: runs a later case, to confirm an idea."""
     exercise = found.exercise
     breach = exercise.breach(found.observed) if found.is_right else ""
@@ -113,7 +106,7 @@ def _judge(
     failing = [one for one in found.mistakes() if not found.would_pass(one)]
     mistakes = [one for one in failing if all(before.would_pass(one) for before in passed)]
     speak = any(seen.sent for seen in found.right) and not breach
-    again, confirmed = later(mistakes) if speak else (None, mistakes)
+    again, confirmed = later(mistakes) if later and speak else (None, mistakes)
     unnamed = breach or told(found, again)
     if again and mistakes and not confirmed:
         unnamed = f"{TEXTS['this case alone'].format(said=mistakes[0].advice, case=again.case.text)} {unnamed}"
@@ -213,7 +206,6 @@ def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdic
 def _price(run: Run) -> tuple[int, int, int, float]:
     """Bytes sent, operations and bytes of extra memory, each of the rank that has most; and the share of idle time."""
     observed: list[Observed] = [programs[0] for programs in run.results]
-    timeline: Timeline = run.timeline
-    sent = max(map(timeline.bytes_sent, range(run.world_size)))
+    sent = max(map(run.timeline.bytes_sent, range(run.world_size)))
     calls, held = max(len(one.sent) for one in observed), max(one.memory for one in observed)
-    return sent, calls, held, timeline.idle_fraction()
+    return sent, calls, held, run.timeline.idle_fraction()

@@ -38,8 +38,8 @@ def told(found: Evidence, again: Evidence | None = None) -> str:
     if all(is_same(one.before, one.got) for one in wrong):
         return TEXTS["before"].format(names=_names([one.name for one in wrong]))
     each = (look(found, one) for one in wrong[:12] for look in (_first_relation, _sum))
-    looks = _same_relation(found, wrong, again) or next(filter(None, each), "")
-    return f"{looks or _fallback(found, any(sends))} {_where(found)}".strip()
+    looks = _same_relation(found, wrong, again) or next(filter(None, each), "") or _fallback(found, any(sends))
+    return f"{looks} {_where(found)}".strip()
 
 
 def _fallback(found: Evidence, sends: bool) -> str:
@@ -150,14 +150,11 @@ def _by_a_factor(factor: float, found: Evidence, again: Evidence | None) -> str:
 
 def _so_many(found: Evidence, factor: float) -> dict[str, str]:
     """Sentences about what there is so many times in a case, by what it is."""
-    times, ranks = _times(factor), len(found.observed)
-    if not any(seen.sent for seen in found.observed + found.right):
-        return {}
+    times, ranks = _times(factor), len(found.observed) * any(seen.sent for seen in found.observed + found.right)
+    said = [""] * any(abs(times - ranks / some) < 5e-3 for some in range(1, ranks))
     rows = {name: len(one) for name, one in found.right[0].before.items() if isinstance(one, Tensor) and one.dim()}
-    names = [name for name, n in rows.items() if name.isidentifier() and abs(times - n) < 5e-3]
-    is_ranks = any(abs(times - ranks / some) < 5e-3 for some in range(1, ranks))
-    texts = {name: TEXTS["as many rows"].format(name=name) for name in names}
-    return texts | ({"": TEXTS["ranks"].format(ranks=ranks)} if is_ranks else {})
+    said += [name for name, n in rows.items() if name.isidentifier() and abs(times - n) < 5e-3]
+    return {name: TEXTS["as many rows" if name else "ranks"].format(name=name, ranks=ranks) for name in said}
 
 
 # What stands there instead
@@ -169,8 +166,9 @@ def _by_rank(found: Evidence, one: Difference) -> dict[str, list[Tensor]]:
     given = {f"`{name}` of rank {{}} as it was": [of.get(name) for of in before] for name in before[one.rank]}
     split = [(name, [v for v in values if isinstance(v, Tensor) and v.dim()]) for name, values in given.items()]
     pieces = {f"piece {one.rank} of {name}": [v.tensor_split(len(right))[one.rank] for v in of] for name, of in split}
-    known: dict[str, list[Any]] = given | pieces | {"what rank {} should have": [of.get(one.name) for of in right]}
-    known |= {"what rank {} sent": [seen.sent[0].content for seen in found.observed if seen.sent]}
+    should = {f"what `{name}` of rank {{}} should be": [of.get(name) for of in right] for name in right[one.rank]}
+    sent = {"what rank {} sent": [seen.sent[0].content for seen in found.observed if seen.sent]}
+    known: dict[str, list[Any]] = given | pieces | should | sent
     shaped = {name: [_shaped(value, one.got) for value in values] for name, values in known.items()}
     return {n: v for n, values in shaped.items() if len(v := [i for i in values if i is not None]) == len(right)}
 
@@ -186,12 +184,10 @@ def _shaped(value: Any, got: Any) -> Tensor | None:
 
 def _known(found: Evidence, one: Difference) -> dict[str, Tensor]:
     """Other tensors in this case, each with a name that a student knows; those of the value's own rank come first."""
-    by_rank, right = _by_rank(found, one), found.exercise.compared(found.right)[one.rank]
+    by_rank = _by_rank(found, one)
     ranks = sorted(range(len(found.right)), key=lambda rank: rank != one.rank)
     known = {name.format(rank): values[rank] for rank in ranks for name, values in by_rank.items()}
-    known |= {TEXTS["largest"].format(what=name.format("r")): torch.stack(of).amax(0) for name, of in by_rank.items()}
-    others = {f"what `{name}` should be": _shaped(value, one.got) for name, value in right.items() if name != one.name}
-    return known | {name: value for name, value in others.items() if value is not None}
+    return known | {TEXTS["largest"].format(what=n.format("r")): torch.stack(of).amax(0) for n, of in by_rank.items()}
 
 
 def _sum(found: Evidence, one: Difference) -> str:
@@ -232,11 +228,12 @@ def _where(found: Evidence) -> str:
     """Which values are wrong, and which are right."""
     first, wrong = found.differences[0], found.differences
     ranks, right = sorted({one.rank for one in wrong}), _right(found)
-    place = _part_of(_off(found, first))
+    off = _off(found, first)
+    place = f"{off.sum()} of the {off.numel()} elements of " * (not off.all())
     if len(ranks) == len(found.observed) and not (right or place):
         return ""
     at = f" on {listing(ranks)}" * (len(ranks) < len(found.observed))
-    text = TEXTS["where"].format(place=place and f"{place} of ", names=_names([one.name for one in wrong]), at=at)
+    text = TEXTS["where"].format(place=place, names=_names([one.name for one in wrong]), at=at)
     if sound := sorted(set(range(len(found.observed))) - set(ranks)):
         text += f" {TEXTS['sound'].format(ranks=listing(sound))}"
     return f"{text} {TEXTS['right'].format(names=_names(right))}" if right else text
@@ -253,13 +250,3 @@ def _right(found: Evidence) -> list[str]:
 def _names(names: list[str]) -> str:
     names = list(dict.fromkeys(names))
     return f"`{names[0]}`" + f" and {len(names) - 1} more" * (len(names) > 1)
-
-
-def _part_of(mask: Tensor) -> str:
-    """Some numbers of a value in words: which elements, or how many; "" for all of them."""
-    at = mask.flatten().nonzero().flatten().tolist()
-    if mask.all():
-        return ""
-    if mask.dim() > 1 or len(at) > 6:
-        return f"{len(at)} of the {mask.numel()} elements"
-    return f"element{'s' * (len(at) > 1)} {', '.join(map(str, at))}"
