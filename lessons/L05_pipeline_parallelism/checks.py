@@ -266,11 +266,12 @@ def _pipelines(seed: int, rank: int) -> Plans:
 
 def _in_seconds(plan: tuple, found: Any) -> Any:
     """A share of idle time and what it means in this pipeline, in words; what is no number is unchanged."""
-    forward, backward, m = plan
-    step = m * (sum(forward) + sum(backward)) / len(forward) / (1 - idle_share(*plan))
-    number = as_number(found)
-    is_number = isinstance(number, torch.Tensor) and number.dim() == 0
-    return f"{number:.6g}, or {number * step:.6g} s of the {step:g} s that a step takes" if is_number else found
+    (forward, backward, m), share, number = plan, idle_share(*plan), as_number(found)
+    if not isinstance(number, torch.Tensor) or number.dim():
+        return found
+    idle = share if abs(number - share) < 1e-6 else float(number)  # what may be rounding has the same words
+    step = m * (sum(forward) + sum(backward)) / len(forward) / (1 - share)
+    return f"{idle:.6g}, or {idle * step:.6g} s of the {step:g} s that a step takes"
 
 
 def _run_gpipe(plan: tuple, found: Any) -> None:

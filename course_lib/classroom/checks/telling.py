@@ -201,15 +201,15 @@ def _sum(found: Evidence, one: Difference) -> str:
         if len(columns) <= len(parts) or torch.linalg.matrix_rank(columns) < len(parts):
             continue
         shares = torch.linalg.lstsq(columns, got.reshape(-1, 1)).solution.flatten()
-        is_plain = all(abs(share) < 1e-6 or _is_whole(share) for share in shares.tolist())
+        is_plain = all(abs(share - round(share)) < 1e-6 and abs(share) < 1.5 for share in shares.tolist())
         if is_same(columns @ shares, got.flatten(), off) and (is_plain or (got != got.round()).any()):
             return _added_up(one, dict(zip(parts, shares.tolist(), strict=True)))
     return ""
 
 
 def _added_up(one: Difference, parts: dict[str, float]) -> str:
-    (times, *more), what = parts.values(), [*parts][-1]
-    if what.endswith("as it was") and abs(times + sum(more) - 1) < 1e-6:
+    (first, *_, last), times = parts, next(iter(parts.values()))
+    if first == "what it should be" and last.endswith("as it was") and abs(sum(parts.values()) - 1) < 1e-6:
         return _say("change", one, times=times)
     often = {name: "" if abs(abs(n) - 1) < 1e-4 else f"{abs(n):.3g} times " for name, n in parts.items()}
     terms = [f" {'plus' if n > 0 else 'minus'} {often[name]}{name}" for name, n in parts.items() if abs(n) > 1e-6]

@@ -314,9 +314,8 @@ def times(factor: float) -> Any:
     ("fn", "words"),
     [
         (lambda tensor: tensor * 6, "3 times too large"),
-        (lambda tensor: (2 * tensor).flip(0), "in the wrong order: reversed."),
-        (lambda tensor: (2 * tensor).roll(1), "in the wrong order: moved on by 1."),
-        (lambda tensor: torch.cat([2 * tensor[:2], 5 * tensor[2:]]), "Wrong: element 2 of `the result`."),
+        (lambda tensor: (2 * tensor).roll(1), "The numbers are right, and stand in the wrong places."),
+        (lambda tensor: torch.cat([2 * tensor[:2], 5 * tensor[2:]]), "Wrong: 1 of the 3 elements of `the result`."),
         (lambda tensor: 0 * tensor, "Every number that is wrong is 0."),
         (lambda tensor: 2.02 * tensor, "nearly right, off by 0.01 of the largest"),
         (lambda tensor: (2 * tensor).double(), "than it should have"),
@@ -339,7 +338,7 @@ def test_a_result_is_compared_in_dtype_shape_and_value(fn: Any, words: str) -> N
 
 def test_a_text_is_told_without_quotes() -> None:
     facts = dict(make()(lambda tensor: "two words").facts)
-    assert (facts["Expected"], facts["Got"]) == ("float32, shape [3]", "two words")
+    assert (facts["Expected"], facts["Got"]) == ("2, 4, 8", "two words")
 
 
 def raises_something_else(tensor: Tensor) -> Tensor:
@@ -374,7 +373,7 @@ def test_nan_of_another_origin_is_not_the_same_idea(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_change_that_is_a_multiple_is_told() -> None:
-    cases = [Case("2 ranks", 2, numbers)]
+    cases = [Case("2 ranks", 2, uneven)]
     moved = Exercise("moved", moves(1), effect, lambda seed: cases, price_case=cases[0], rounding=1e-6)
     assert "`tensor` changes 2 times as much as it should." in moved(moves(2)).message
 
@@ -389,12 +388,126 @@ def test_what_is_infinite_in_the_right_result_too_is_no_multiple(wrong: float) -
 
     cases = [Case("2 ranks", 2, numbers)]
     exercise = Exercise("overflows", overflows, play, lambda seed: cases, price_case=cases[0])
-    assert "Wrong: element 2 of `the result`." in exercise(other).message
+    assert "Wrong: 1 of the 3 elements of `the result`." in exercise(other).message
+
+
+# What two cases say
+
+
+def sums(share: Any) -> Any:
+    """A program that adds up over ranks, and multiplies by what `share` returns for their number."""
+
+    def summed(tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total * share(dist.get_world_size())
+
+    return summed
+
+
+def on_two_and_three_ranks() -> Exercise:
+    cases = [Case(f"{n} ranks", n, uneven) for n in (2, 3, 4)]
+    return Exercise("summed", sums(lambda n: 1), play, lambda seed: cases[:2], cases[2], rounding=1e-6)
+
+
+def uneven(rank: int) -> tuple[Tensor]:
+    return (torch.tensor([1.5, -2.25, 4.125, 0.3, 7.7]) ** (rank + 1),)
+
+
+def test_an_idea_that_does_not_fit_on_more_ranks_is_said_with_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    summed = on_two_and_three_ranks()
+    monkeypatch.setattr(prose, "words", lambda: {("summed", "averaged"): Advice("This is a mean.", "Who divides?")})
+    summed.mistake(named("averaged", sums(lambda n: 1 / n)))
+    assert summed(sums(lambda n: 1 / n)).idea == "averaged"
+    halved = summed(sums(lambda n: 1 / 2))
+    assert halved.idea == "" and "This is a mean. Who divides? With 3 ranks they are not." in halved.message
+
+
+def test_a_mistake_that_fails_on_more_ranks_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_on_three(tensor: Tensor) -> Tensor:
+        return refuses(tensor) if dist.get_world_size() > 2 else sums(lambda n: 1 / n)(tensor)
+
+    summed = on_two_and_three_ranks()
+    monkeypatch.setattr(prose, "words", lambda: {("summed", "fails_on_three"): Advice("A mean.", "Why?")})
+    summed.mistake(fails_on_three)
+    assert summed(sums(lambda n: 1 / 2)).idea == "fails_on_three"
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (lambda n: 1 / n, "2 times too small. With 3 ranks: 3 times. There are 2 ranks."),
+        (lambda n: 1 / 2, "2 times too small. With 3 ranks: 2 times."),
+        (lambda n: n + 3, "5 times too large. With 3 ranks: 6 times."),
+    ],
+)
+def test_a_factor_is_that_of_the_ranks_only_if_more_ranks_confirm_it(share: Any, words: str) -> None:
+    message = on_two_and_three_ranks()(sums(share)).message
+    assert words in message and ("There are" in message) == ("There are" in words)
+
+
+def test_whoever_sends_as_much_as_is_right_does_not_have_an_idea_that_sends_less(monkeypatch: Any) -> None:
+    def sent_for_nothing(tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor.clone())
+        return tensor * 3
+
+    def sent_once_more(tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor.clone())
+        return sent_for_nothing(tensor)
+
+    summed = on_two_and_three_ranks()
+    names = ("sent_once_more", "sent_for_nothing")
+    monkeypatch.setattr(prose, "words", lambda: {("summed", name): Advice(name, "Why?") for name in names})
+    summed.mistake(sent_once_more)
+    assert summed(sent_for_nothing).idea == ""
+    assert summed(sent_once_more).idea == "sent_once_more"
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ((0.5, 0.25), "0.5 times `tensor` of rank 0 as it was plus 0.25 times `tensor` of rank 1 as it was"),
+        ((1.0, 0.0), "is exactly `tensor` of rank 0 as it was"),
+        ((1.0, -1.0), "`tensor` of rank 0 as it was minus `tensor` of rank 1 as it was"),
+    ],
+)
+def test_a_wrong_sum_is_told_as_what_each_rank_counts(weights: tuple[float, float], words: str) -> None:
+    def weighted(tensor: Tensor) -> Tensor:
+        return sums(lambda n: 1)(tensor * weights[min(dist.get_rank(), 1)])
+
+    assert words in on_two_and_three_ranks()(weighted).message
+
+
+def test_the_largest_in_place_of_a_sum_is_told() -> None:
+    def largest(tensor: Tensor) -> Tensor:
+        dist.all_reduce(most := tensor.clone(), dist.ReduceOp.MAX)
+        return most
+
+    assert "the largest, place by place, of `tensor` of rank r" in on_two_and_three_ranks()(largest).message
+
+
+def test_what_is_no_sum_is_not_told_as_one() -> None:
+    message = on_two_and_three_ranks()(lambda tensor: sums(lambda n: 1)(tensor.exp())).message
+    assert "exactly" not in message and "first message that is not that of the course's own solution" in message
+
+
+def test_a_flag_that_says_no_in_another_way_is_not_called_wrong() -> None:
+    def asks(flag: float, wrong: float) -> Any:
+        def asked(tensor: Tensor) -> Any:
+            dist.all_reduce(torch.tensor(flag))
+            return {"flag": torch.ones(2), "scale": torch.tensor([1.0, 2.0, 4.0]) ** wrong}
+
+        return asked
+
+    cases = [Case("2 ranks", 2, uneven)]
+    asked = Exercise("asked", asks(1, 1), play, lambda seed: cases, cases[0])
+    message = asked(asks(0, 1.5)).message
+    assert "message" not in message and "Right: `the result[flag]`" in message
 
 
 def moves(times: float) -> Any:
     def moved(tensor: Tensor) -> None:
-        tensor += times * torch.tensor([1.0, 2.0, 3.0])
+        tensor += times * torch.tensor([1.0, 2.0, 3.0, 1.0, 4.0])
 
     return moved
 

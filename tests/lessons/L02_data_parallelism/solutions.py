@@ -202,7 +202,11 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         reduces_to_rank_0=("on rank 1. Right on rank 0.", summed, "dist.reduce(weighted, 0)"),
         adds_in_its_own_order=("different numbers in their last digits", summed, f"{gathered}; {own_first}"),
         knows_two_ranks=("1.5 times too large. There are 3 ranks", divided, f"{divided} * dist.get_world_size() / 2"),
-        takes_the_largest=("not what one process would have", summed, "dist.all_reduce(weighted, dist.ReduceOp.MAX)"),
+        takes_the_largest=(
+            "0.5 times the largest, place by place",
+            summed,
+            "dist.all_reduce(weighted, dist.ReduceOp.MAX)",
+        ),
         changes_parameters=("changes `blocks.0.token.weight`", summed, f"{summed}; parameter.data -= 0.1"),
         drops_gradients=("`blocks.0.token.weight.grad` is None", divided, "None"),
     ),

@@ -240,7 +240,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         multiplies_its_own=("sends nothing", *alone, result, "return n * total"),
         returns_all_pieces=("than it should have", result, "return pieces"),
         in_single_precision=("than it should have", result, "return total.float()"),
-        turns_it_around=("in the wrong order", result, "return total.flip(0)"),
+        turns_it_around=("in the wrong places", result, "return total.flip(0)"),
         twice_too_large=("2 times too large", result, "return 2 * total"),
         talks_to_one_rank_alone=("should be minus piece 0 of `tensor` of rank 1", "range(1, n)", "range(1, 2)"),
     ),
@@ -263,7 +263,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         trained,
         trains_alone=("sends nothing", shard, "weights.clone()", mean, "gradient", whole, "shard"),
         decays_what_is_frozen=("changes `0.bias`", *frozen_too, grads, or_zeros),
-        trains_on_the_first_batch=("not what one process would have", "in batches", "in batches[:1]"),
+        trains_on_the_first_batch=("not what was asked for", "in batches", "in batches[:1]"),
         normalizes_the_inputs=(
             "changes `batches[0][0]`",
             "optimizer.step()",

@@ -165,12 +165,12 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         held,
         in_numbers=("4 times too small", rows, "return [tuple(number / 4 for number in rank) for rank in found]"),
         in_kilobytes=(
-            "than it should have",
+            "[parameters]` is missing",
             numbers,
             "f'{sum((parameters, parameters, optimizer, activations)) / 1000} kB'",
         ),
-        totals=("than it should have", numbers, f"sum({numbers})"),
-        parameters_alone=("Every number that is wrong is 0. Wrong: columns 1 to 3", numbers, "(parameters, 0, 0, 0)"),
+        totals=("[parameters]` is missing", numbers, f"sum({numbers})"),
+        parameters_alone=("[parameters]`", numbers, "(parameters, 0, 0, 0)"),
         grows_the_widths=("changes `plans[0][0]`", rows, "widths.append(1); return found"),
     ),
 }

@@ -229,18 +229,18 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.bubble: told(
         idle_share,
-        in_percent=("100 times too large", share, f"100 * ({share})"),
-        as_text=("than it should have", share, f"str({share})"),
-        of_two_stages=("not what was asked for", share, "1 - busy / (2 * step)"),
+        in_percent=("is not what it should be", share, f"100 * ({share})"),
+        as_text=("is not what it should be", share, f"str({share})"),
+        of_two_stages=("is not what it should be", share, "1 - busy / (2 * step)"),
         changes_the_lists=("changes `plans[0][1][0]`", "n, m =", "backward[0] += 1; n, m ="),
     ),
     checks.best_micro_batches: told(
         best,
-        seconds_of_it=("not what was asked for", found, f"seconds({found})"),
+        seconds_of_it=("is not what it should be", found, f"seconds({found})"),
         by_the_formula=("The samples cannot be divided by this", found, formula),
-        twice_as_many=("2 times too large", found, f"2 * {found}"),
-        in_a_list=("than it should have", found, f"[{found}]"),
-        the_longest=("not what was asked for", found, "max(fitting, key=seconds)"),
+        twice_as_many=("is not what it should be", found, f"2 * {found}"),
+        in_a_list=("is not what it should be", found, f"[{found}]"),
+        the_longest=("is not what it should be", found, "max(fitting, key=seconds)"),
     ),
 }
 

@@ -118,7 +118,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         adapted,
         scale_returns_a_pair=("`the result[is the step taken]` is missing", last, "return True, scale"),
         scale_returns_nothing=("`the result[is the step taken]` is missing", last, "pass"),
-        scale_divided_by_ten=("not what one process would have", "scale / 2", "scale / 10"),
+        scale_divided_by_ten=("not what was asked for", "scale / 2", "scale / 10"),
         scale_upside_down=(
             "Every number that is wrong is 0. Wrong: `the result[is the step taken]`",
             *upside_down,
@@ -148,8 +148,8 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         clipped,
         clip_nothing_returned=("`the result` is None", done, "pass"),
         clip_sees_no_inf=("A step is taken though a gradient is not finite", skip, "if total.isnan()"),
-        clip_sees_no_nan=("not what one process would have", skip, "if total.isinf()"),
-        clip_with_a_wrong_norm=("1.05 times too small", "total.sqrt()", "(total.sqrt() + 1)"),
+        clip_sees_no_nan=("not what was asked for", skip, "if total.isinf()"),
+        clip_with_a_wrong_norm=("You leave one of 0.952, as if it had been 20.9", "total.sqrt()", "(total.sqrt() + 1)"),
         clip_above_the_square=("1.51 times too large", clip, "gradient *= factor if total > max_norm else 1"),
     ),
 }

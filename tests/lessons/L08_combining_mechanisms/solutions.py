@@ -109,14 +109,14 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         grouped,
         mesh_without_names=("`the result[rank 0]", groups, f"[*{groups}.values()]"),
         mesh_of_8_ranks=("than it should have", groups, of_8_ranks),
-        mesh_backwards=("in the wrong order", first, f"{first}[::-1]"),
+        mesh_backwards=("in the wrong places", first, f"{first}[::-1]"),
     ),
     checks.gradient_norm: told(
         norm,
         norm_not_returned=("`the result` is None", "return ", ""),
         norm_that_clips=("changes `gradients[0]`", "return", clips),
         norm_on_rank_0=("on rank 1. Right on rank 0.", root, f"{root} if rank == 0 else 0.0"),
-        norm_of_frozen_as_one=("not what one process would have", *frozen_as_one),
+        norm_of_frozen_as_one=("not what was asked for", *frozen_as_one),
     ),
     checks.complete_gradients: told(
         completed,

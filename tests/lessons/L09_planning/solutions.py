@@ -90,7 +90,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         sent,
         all_traffic=("than it should have", all_three, f"sum(({all_three}))"),
         in_bits=("8 times too large", f"return {all_three}", f"return [8 * one for one in ({all_three})]"),
-        backwards=("in the wrong order", f"return {all_three}", f"return ({all_three})[::-1]"),
+        backwards=("in the wrong places", f"return {all_three}", f"return ({all_three})[::-1]"),
         without_replicas=("Every number that is wrong is 0. Wrong: element 0", "(dp - 1) / dp", "0"),
     ),
     checks.choose: told(
