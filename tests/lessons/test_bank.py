@@ -166,6 +166,15 @@ def test_what_was_expected_and_what_is_there_are_shown() -> None:
     }
 
 
+def test_one_number_is_shown_with_what_it_means() -> None:
+    """Two micro-batches of 2 + 4 s on each of 4 ranks take 30 s; 48 samples are 6 micro-batches of 8, or 12 of 4."""
+    idle, best = facts_of(checks.bubble, "of_two_stages"), facts_of(checks.best_micro_batches, "twice_as_many")
+    assert idle["Expected"] == "0.6, or 18 s of the 30 s that a step takes"
+    assert idle["Got"] == "0.2, or 6 s of the 30 s that a step takes"
+    assert best["Expected"] == "6: 9 turns of 12.5 s, and stage 0 holds 32 samples, with room for 1000"
+    assert best["Got"] == "12: 15 turns of 8.5 s, and stage 0 holds 16 samples, with room for 1000"
+
+
 # The right solutions beside one process
 
 

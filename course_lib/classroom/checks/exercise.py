@@ -3,7 +3,7 @@
 each case on real ranks  ->  the price, beside that of the right solution
    |             |
 an error:     values that differ from the right solution's:
-which one?    which wrong solution has the same?
+which one?    which wrong solution has the same, here and in a later case on more ranks?
               if none has: what the numbers show (`telling`), expected and got
 """
 
@@ -105,8 +105,7 @@ def _judge(found: Evidence, passed: list[Evidence], later: Callable[..., Later] 
         return None
     failing = [one for one in found.mistakes() if not found.would_pass(one)]
     mistakes = [one for one in failing if all(before.would_pass(one) for before in passed)]
-    speak = any(seen.sent for seen in found.right) and not breach
-    again, confirmed = later(mistakes) if later and speak else (None, mistakes)
+    again, confirmed = later(mistakes) if later and not breach else (None, mistakes)
     unnamed = breach or told(found, again)
     if again and mistakes and not confirmed:
         unnamed = f"{TEXTS['this case alone'].format(said=mistakes[0].advice, case=again.case.text)} {unnamed}"

@@ -95,7 +95,8 @@ def _same_relation(found: Evidence, wrong: list[Difference], again: Evidence | N
     if not got.isfinite().all():
         return TEXTS["infinite"].format(what="nan" if got.isnan().any() else "inf") * bool(expected.isfinite().all())
     largest = float(expected.abs().max())
-    if (most := float((got - expected).abs().max())) < 0.02 * largest:
+    moved = [float((one[3] - one[2]).abs().max()) for one in wrong if kind(one.before) == kind(one.got)]  # type: ignore[operator]
+    if (most := float((got - expected).abs().max())) < 0.02 * min([largest, *moved]):
         return TEXTS["digits"].format(share=most / largest)
     if not got.any():
         return TEXTS["zero"]
@@ -160,17 +161,20 @@ def _so_many(found: Evidence, factor: float) -> dict[str, str]:
 # What stands there instead
 
 
-def _by_rank(found: Evidence, one: Difference) -> dict[str, list[Tensor]]:
-    """What all ranks have, in the shape of a value, by names that leave out the rank."""
+def _by_rank(found: Evidence, one: Difference) -> dict[str, list[Tensor | None]]:
+    """What ranks have, in the shape of a value, by names that leave out the rank; None for what has another shape."""
     before, right = [seen.before for seen in found.right], found.exercise.compared(found.right)
-    given = {f"`{name}` of rank {{}} as it was": [of.get(name) for of in before] for name in before[one.rank]}
-    split = [(name, [v for v in values if isinstance(v, Tensor) and v.dim()]) for name, values in given.items()]
-    pieces = {f"piece {one.rank} of {name}": [v.tensor_split(len(right))[one.rank] for v in of] for name, of in split}
-    should = {f"what `{name}` of rank {{}} should be": [of.get(name) for of in right] for name in right[one.rank]}
-    sent = {"what rank {} sent": [seen.sent[0].content for seen in found.observed if seen.sent]}
-    known: dict[str, list[Any]] = given | pieces | should | sent
-    shaped = {name: [_shaped(value, one.got) for value in values] for name, values in known.items()}
-    return {n: v for n, values in shaped.items() if len(v := [i for i in values if i is not None]) == len(right)}
+    known: dict[str, list[Any]] = {
+        f"`{n}` of rank {{}} as it was": [of.get(n) for of in before] for n in before[one.rank]
+    }
+    known |= {f"piece {one.rank} of {name}": [_piece(v, one.rank, len(of)) for v in of] for name, of in known.items()}
+    known |= {f"what `{n}` of rank {{}} should be": [of.get(n) for of in right] for n in right[one.rank]}
+    known["what rank {} sent"] = [seen.sent[0].content if seen.sent else None for seen in found.observed]
+    return {name: [_shaped(value, one.got) for value in values] for name, values in known.items()}
+
+
+def _piece(value: Any, rank: int, n: int) -> Tensor | None:
+    return value.tensor_split(n)[rank] if isinstance(value, Tensor) and value.dim() else None
 
 
 def _shaped(value: Any, got: Any) -> Tensor | None:
@@ -182,21 +186,21 @@ def _shaped(value: Any, got: Any) -> Tensor | None:
     return value.double().expand_as(got) if value.shape == got.shape[got.dim() - value.dim() :] else None
 
 
-def _known(found: Evidence, one: Difference) -> dict[str, Tensor]:
-    """Other tensors in this case, each with a name that a student knows; those of the value's own rank come first."""
-    by_rank = _by_rank(found, one)
-    ranks = sorted(range(len(found.right)), key=lambda rank: rank != one.rank)
-    known = {name.format(rank): values[rank] for rank in ranks for name, values in by_rank.items()}
-    return known | {TEXTS["largest"].format(what=n.format("r")): torch.stack(of).amax(0) for n, of in by_rank.items()}
+def _parts(found: Evidence, one: Difference) -> list[dict[str, Tensor]]:
+    """Tensors that a value may be a sum of: those of all ranks, or the right one and another one."""
+    by_rank, expected = _by_rank(found, one), one.expected.double()  # type: ignore[union-attr]
+    of_all = {n: some for n, of in by_rank.items() if len(some := [v for v in of if v is not None]) == len(of)}
+    others = {n.format(r): v for n, of in by_rank.items() for r, v in enumerate(of) if v is not None}
+    others |= {TEXTS["largest"].format(what=n.format("r")): torch.stack(of).amax(0) for n, of in of_all.items()}
+    sums = [{n.format(rank): v for rank, v in enumerate(of)} for n, of in of_all.items()]
+    return sums + [{"what it should be": expected, name: value} for name, value in others.items()]
 
 
 def _sum(found: Evidence, one: Difference) -> str:
     """Whether a value is what all ranks have, each some number of times, or the right one and another one."""
-    got, expected = one.got.double(), one.expected.double()  # type: ignore[union-attr]
+    got = one.got.double()  # type: ignore[union-attr]
     off = found.tolerance + 1e-12 * float(got.abs().max())
-    sums = [{name.format(rank): v for rank, v in enumerate(of)} for name, of in _by_rank(found, one).items()]
-    sums += [{"what it should be": expected, name: value} for name, value in _known(found, one).items()]
-    for parts in sums:
+    for parts in _parts(found, one):
         columns = torch.stack([*parts.values()]).reshape(len(parts), -1).T
         if len(columns) <= len(parts) or torch.linalg.matrix_rank(columns) < len(parts):
             continue

@@ -420,7 +420,7 @@ def test_an_idea_that_does_not_fit_on_more_ranks_is_said_with_a_reserve(monkeypa
     summed.mistake(named("averaged", sums(lambda n: 1 / n)))
     assert summed(sums(lambda n: 1 / n)).idea == "averaged"
     halved = summed(sums(lambda n: 1 / 2))
-    assert halved.idea == "" and "This is a mean. Who divides? With 3 ranks they are not." in halved.message
+    assert halved.idea == "" and "This is a mean. Who divides? With 3 ranks they are not, so" in halved.message
 
 
 def test_a_mistake_that_fails_on_more_ranks_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,6 +503,18 @@ def test_a_flag_that_says_no_in_another_way_is_not_called_wrong() -> None:
     asked = Exercise("asked", asks(1, 1), play, lambda seed: cases, cases[0])
     message = asked(asks(0, 1.5)).message
     assert "message" not in message and "Right: `the result[flag]`" in message
+
+
+def test_what_is_small_beside_a_small_change_is_not_called_rounding() -> None:
+    def moved_a_little(by: list[float]) -> Any:
+        return lambda tensor: tensor.add_(torch.tensor(by))
+
+    cases = [Case("2 ranks", 2, uneven)]
+    right, wrong = (moved_a_little(by) for by in ([0.01, 0.03, 0.02, 0.01, 0.02], [0.02, 0.03, 0.01, 0.04, 0.01]))
+    moved = Exercise("moved", right, effect, lambda seed: cases, cases[0], rounding=1e-6)
+    assert "nearly right" not in moved(wrong).message
+    barely = moved(moved_a_little([0.0101, 0.03, 0.02, 0.01, 0.02]))
+    assert "nearly right" in barely.message
 
 
 def moves(times: float) -> Any:

@@ -214,6 +214,10 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
         used_again,
         *ways(
             linear,
+            copied_before_it_is_scattered=(
+                "scattered((dy.T @ x).flatten()) / n",
+                "scattered((dy.T @ x).flatten() / n)",
+            ),
             gathered_by_all_reduce=(f"return {gather}", sum_of_zeros),
             scattered_by_all_reduce=(
                 "gradient = ",

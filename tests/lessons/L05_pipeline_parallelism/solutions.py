@@ -239,7 +239,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         seconds_of_it=("is not what it should be", found, f"seconds({found})"),
         by_the_formula=("The samples cannot be divided by this", found, formula),
         twice_as_many=("is not what it should be", found, f"2 * {found}"),
-        in_a_list=("is not what it should be", found, f"[{found}]"),
+        in_a_list=("than it should have", found, f"[{found}]"),
         the_longest=("is not what it should be", found, "max(fitting, key=seconds)"),
     ),
 }

@@ -109,6 +109,11 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         grouped,
         mesh_without_names=("`the result[rank 0]", groups, f"[*{groups}.values()]"),
         mesh_of_8_ranks=("than it should have", groups, of_8_ranks),
+        mesh_beyond_its_end=(
+            "names rank 4, and there are the ranks 0 to 3",
+            "mesh[d, p].tolist()",
+            "[one + tp * d for one in mesh[d, p].tolist()]",
+        ),
         mesh_backwards=("in the wrong places", first, f"{first}[::-1]"),
     ),
     checks.gradient_norm: told(

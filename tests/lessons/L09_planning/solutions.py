@@ -84,14 +84,14 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         all_in_one=("than it should have", three, f"sum(({three}))"),
         of_all_devices=("Every number that is wrong is 4 times too large", *of_all),
         in_numbers=("2 times too small", *halves),
-        optimizer_first=("in the wrong order", f"return {three}", f"return ({three})[::-1]"),
+        optimizer_first=("in the wrong places", f"return {three}", f"return ({three})[::-1]"),
     ),
     checks.step_traffic: told(
         sent,
         all_traffic=("than it should have", all_three, f"sum(({all_three}))"),
         in_bits=("8 times too large", f"return {all_three}", f"return [8 * one for one in ({all_three})]"),
         backwards=("in the wrong places", f"return {all_three}", f"return ({all_three})[::-1]"),
-        without_replicas=("Every number that is wrong is 0. Wrong: element 0", "(dp - 1) / dp", "0"),
+        without_replicas=("Every number that is wrong is 0. Wrong: 1 of the 3 elements", "(dp - 1) / dp", "0"),
     ),
     checks.choose: told(
         chosen,
