@@ -82,7 +82,12 @@ def _play_mesh(fn: Any, ranks: range, dp: int, pp: int, tp: int) -> Any:
 
 def _in_tensors(groups: dict) -> dict:
     """The groups as tensors, in which wrong ranks are easier to read."""
-    return {axis: as_numbers(ranks) for axis, ranks in groups.items()}
+
+    def in_tensor(ranks: Any) -> Any:
+        is_whole = not isinstance(ranks, list) or not any(isinstance(one, float) for one in ranks)
+        return as_numbers(ranks) if is_whole else f"{ranks}: no whole numbers"
+
+    return {axis: in_tensor(ranks) for axis, ranks in groups.items()}
 
 
 def _beyond_the_mesh(observed: list[Observed]) -> str:

@@ -114,6 +114,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
             "mesh[d, p].tolist()",
             "[one + tp * d for one in mesh[d, p].tolist()]",
         ),
+        mesh_in_floats=("has another type than it should have", "mesh[d, p].tolist()", "mesh[d, p].double().tolist()"),
         mesh_backwards=("in the wrong places", first, f"{first}[::-1]"),
     ),
     checks.gradient_norm: told(
