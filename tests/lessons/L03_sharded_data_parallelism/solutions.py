@@ -215,8 +215,10 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
         *ways(
             linear,
             copied_before_it_is_scattered=(
+                "dy @ whole()",
+                "dy @ (weight := whole())",
                 "scattered((dy.T @ x).flatten()) / n",
-                "scattered((dy.T @ x).flatten() / n)",
+                "scattered((whole_gradient := (turned := dy.T.contiguous()) @ x).flatten() / n)",
             ),
             gathered_by_all_reduce=(f"return {gather}", sum_of_zeros),
             scattered_by_all_reduce=(
