@@ -12,10 +12,8 @@ from course_lib.planner.spec import ModelSpec, Plan
 
 SIMILAR = 1.1  # times as many parameters are no other size: the same model is counted in several ways
 PUBLISHED_SCHEDULES = {"1f1b", "interleaved_1f1b"}  # that some published step had
-# A name for each part of a step, and a remedy; a remedy for each part of memory.
-LOSSES, REMEDIES = (
-    json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8")) for name in ("losses", "remedies")
-)
+LOSSES = json.loads(Path(__file__).with_name("losses.json").read_text(encoding="utf-8"))  # of time: name and remedy
+STATE = {"optimizer": 1, "gradients": 2, "parameters": 3}  # the ZeRO stage from which on replicas share it out
 
 
 def why(plan: Plan, memory: Memory, capacity: float, seconds: Mapping[str, float]) -> str:
@@ -23,14 +21,38 @@ def why(plan: Plan, memory: Memory, capacity: float, seconds: Mapping[str, float
 
     capacity: bytes of a device that a step can use.  seconds: of a step, by part.
     """
-    largest, n_bytes = max(memory.parts.items(), key=lambda part: part[1])
     where = f"the fullest device (pipeline rank {memory.rank})" if plan.pp > 1 else "each device"
     span = f"{where} needs {_gib(memory.total)}, {_gib(memory.low)} to {_gib(memory.high)} by the software"
     fit = memory.fit(capacity)
     if fit == "fits":
         return f"It fits: {span}, of {_gib(capacity)}. {_time(seconds)}"
-    full = f"It {fit}: {span}, and {_gib(capacity)} are there; {n_bytes / memory.total:.0%} of it is {largest}."
-    return f"{full} To shrink it, {REMEDIES[largest]}. {_time(seconds)}"
+    return f"It {fit}: {span}, and {_gib(capacity)} are there; {_remedy(plan, memory)} {_time(seconds)}"
+
+
+def _remedy(plan: Plan, memory: Memory) -> str:
+    """The largest part of memory, and how to shrink it, or else the largest that this plan can still shrink."""
+    parts = sorted(memory.parts, key=lambda part: -memory.parts[part])
+    shares = [f"{memory.parts[part] / memory.total:.0%} of it is {part}" for part in parts]
+    for part, share in zip(parts, shares, strict=True):
+        if ways := _ways(part, plan):
+            before = "" if part == parts[0] else f"{shares[0]}, which cannot shrink on these devices, and "
+            return f"{before}{share}. To shrink it, {', or '.join(ways)}."
+    return f"{shares[0]}, and nothing of it can shrink on these devices."
+
+
+def _ways(part: str, plan: Plan) -> list[str]:
+    """Changes of the plan that shrink a part of memory on the same devices."""
+    copies = plan.dp * plan.cp / (plan.sharing if plan.zero >= STATE.get(part, 0) else 1)
+    is_kept, is_state = part in ("activations", "logits"), part in STATE
+    ways = {
+        "cut the model further, with a larger tp or pp": is_state and copies > 1,
+        f"let all replicas share it, with zero={STATE.get(part)}": is_state and copies > 1,
+        "compute more of them again": part == "activations" and plan.recompute != "full",
+        "share them with sequence_parallel=True": part == "activations" and plan.tp > 1 and not plan.sequence_parallel,
+        "make micro-batches smaller": is_kept and plan.micro_batch > 1,
+        "choose a larger tp with sequence_parallel=True": is_kept and plan.tp < plan.devices,
+    }
+    return [way for way, is_open in ways.items() if is_open]
 
 
 def evidence(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:

@@ -124,7 +124,7 @@ def test_a_plan_that_misses_a_target_is_told_which_one_and_not_told_what_is_best
     ("name", "seed", "plan", "said"),
     [
         ("S1_better", 0, "dp=8", "It does not fit: each device needs 113.1 GiB, 97.1 GiB to 128.2 GiB by the software"),
-        ("S1_better", 0, "tp=8", "use a smaller tp, or keep it inside a node"),
+        ("S1_better", 0, "tp=8", "use a smaller tp, inside a node"),
         ("S1_better", 0, "pp=8 recompute=full", "recompute less, if memory allows"),
         ("S9_better", 1, "dp=8 pp=2 zero=1", "waiting for other replicas, for gradients or parameters"),
     ],
