@@ -414,8 +414,8 @@ unsure = sum(one.fit != "fits" for one in found.pareto)
 
 # %% [markdown]
 # The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time. It
-# has {{len(found.pareto)}} plans, and it is no list to choose from. Of these, {{unsure:in_words}} do not fit or only *may*
-# fit, many are far slower than the best, and a plan that is a hundredth behind the front is as good as one on it.
+# has {{len(found.pareto)}} plans, and it is no list to choose from. Of these, {{unsure:in_words}} do not fit or only
+# *may* fit, many are far slower than the best, and a plan that is a hundredth behind the front is as good as one on it.
 # *Predict:* the fastest plan that fits, against the slowest that fits: twice as fast, six times, fifty times? And how
 # many plans are as good as the fastest, as far as anybody can tell?
 

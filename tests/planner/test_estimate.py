@@ -240,7 +240,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dp": 3}, r"dp=3 x tp=8 x pp=8 makes 192 devices, but the cluster has 128; with dp=2 it would"),
     (
         {"micro_batch": 3},
-        r"global_batch=128 does not divide among dp=2 ranks in micro-batches of 3; dp x micro_batch has to divide",
+        r"global_batch=128 does not divide among dp=2 ranks in micro-batches of 3; dp x micro_batch has to",
     ),
     (
         {"dp": 1, "tp": 1, "pp": 128, "sequence_parallel": False},
