@@ -103,7 +103,7 @@ class _MeshLayout(NamedTuple):
 
     @property
     def pitch(self) -> float:
-        return min(PITCH, (self.width - 70) / (self.gaps or 1))
+        return min(PITCH, (self.width - 76) / (self.gaps or 1))
 
     def place(self, rank: int) -> tuple[float, float]:
         _, pp, tp = self.mesh
