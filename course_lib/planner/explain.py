@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from course_lib.planner.hardware import Cluster, GiB
@@ -12,7 +13,10 @@ from course_lib.planner.spec import ModelSpec, Plan
 
 SIMILAR = 1.1  # times as many parameters are no other size: the same model is counted in several ways
 PUBLISHED_SCHEDULES = {"1f1b", "interleaved_1f1b"}  # that some published step had
-LOSSES = json.loads(Path(__file__).with_name("losses.json").read_text(encoding="utf-8"))  # of time: name and remedy
+# A name for each part of a step, and a remedy; for parts of memory, what shrinks them, and the change of the plan.
+LOSSES, REMEDIES = (
+    json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8")) for name in ("losses", "remedies")
+)
 STATE = {"optimizer": 1, "gradients": 2, "parameters": 3}  # the ZeRO stage from which on replicas share it out
 
 
@@ -37,22 +41,16 @@ def _remedy(plan: Plan, memory: Memory) -> str:
         if ways := _ways(part, plan):
             before = "" if part == parts[0] else f"{shares[0]}, which cannot shrink on these devices, and "
             return f"{before}{share}. To shrink it, {', or '.join(ways)}."
-    return f"{shares[0]}, and nothing of it can shrink on these devices."
+    return f"{shares[0]}. To shrink it, cut the model in another way, or take more devices."
 
 
 def _ways(part: str, plan: Plan) -> list[str]:
-    """Changes of the plan that shrink a part of memory on the same devices."""
-    copies = plan.dp * plan.cp / (plan.sharing if plan.zero >= STATE.get(part, 0) else 1)
-    is_kept, is_state = part in ("activations", "logits"), part in STATE
-    ways = {
-        "cut the model further, with a larger tp or pp": is_state and copies > 1,
-        f"let all replicas share it, with zero={STATE.get(part)}": is_state and copies > 1,
-        "compute more of them again": part == "activations" and plan.recompute != "full",
-        "share them with sequence_parallel=True": part == "activations" and plan.tp > 1 and not plan.sequence_parallel,
-        "make micro-batches smaller": is_kept and plan.micro_batch > 1,
-        "choose a larger tp with sequence_parallel=True": is_kept and plan.tp < plan.devices,
-    }
-    return [way for way, is_open in ways.items() if is_open]
+    """Changes that shrink a part of memory on the same devices, and that the plan has not made yet."""
+    if stage := STATE.get(part):
+        copies = plan.dp * plan.cp / (plan.sharing if plan.zero >= stage else 1)
+        share = f"let all replicas share it, with zero={stage}"
+        return ["cut the model further, with a larger tp or pp", share] if copies > 1 else []
+    return [way for way, change in REMEDIES.get(part, {}).items() if replace(plan, **change) != plan]
 
 
 def evidence(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
