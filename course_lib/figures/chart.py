@@ -1,7 +1,7 @@
 """A chart is data: panels with two axes and the marks in them.
 
     chart_svg.draw(chart)         what lessons store, and what explorers show
-    chart_plotly.figure(chart)    the same, for zooming, pointing, and hiding parts
+    chart_plotly.figure(chart)    the same for curves and dots, to zoom into, point at and hide
 
 Places are numbers on the axes; only labels are moved away from their place by pixels, to the right and down.
 """
@@ -170,3 +170,9 @@ class Chart:
     legend: Mapping[str, Look] = field(default_factory=dict)
     is_row: bool = False
     has_crosshair: bool = False
+
+    @property
+    def is_zoomable(self) -> bool:
+        """Whether all its marks are curves and dots; bars and areas tell nothing more from near."""
+        marks = [mark for panel in self.panels for mark in panel.marks]
+        return not any(isinstance(mark, Bar) or (isinstance(mark, Curve) and mark.is_filled) for mark in marks)

@@ -1,11 +1,11 @@
-"""A chart as a plotly figure, as plain data; JupyterLab draws it without loading anything from the network."""
+"""A chart of curves and dots as a plotly figure, as plain data; JupyterLab draws it without the network."""
 
 from __future__ import annotations
 
 import base64
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from textwrap import wrap
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from course_lib.figures import chart as charts
 from course_lib.figures.axis import number, percent, thousands
-from course_lib.figures.palette import INK, ORIGINS, PAPER, Style
+from course_lib.figures.palette import INK, ORIGINS, PAPER
 
 # Numbers that plotly can write are renewed on zooming; others stay where the chart has them.
 FORMATS = {number: "", percent: ".0%", thousands: ","}
@@ -23,8 +23,6 @@ TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
 BOTTOM = {"yref": "container", "yanchor": "bottom", "y": 0}
 # Dark on white, where no style sheet of the course gives it the colors of the page.
 CARD = {"font": {"color": INK}, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER}
-BARS = {"barmode": "stack", "uniformtext": {"minsize": 11, "mode": "hide"}}
-INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
 LONG = 20  # rows of at least this many numbers are packed
 DIGITS = 9  # of a number in a figure
 
@@ -33,11 +31,11 @@ Data = dict[str, Any]
 
 def figure(chart: charts.Chart) -> Data:
     """The "data" and "layout" of a figure."""
-    layout: Data = {"annotations": [], "shapes": [], **CARD, **BARS}
+    layout: Data = {"annotations": [], "shapes": [], **CARD}
     data: list[Data] = []
     for place, panel in enumerate(chart.panels):
         data += _draw_panel(layout, chart, panel, place)
-    unnamed = {look.label if isinstance(look, Style) else escape(name) for name, look in chart.legend.items()}
+    unnamed = set(map(escape, chart.legend))
     for trace in data:
         trace.update(legendgroup=trace["name"], showlegend=trace["name"] in unnamed)
         unnamed.discard(trace["name"])
@@ -95,11 +93,11 @@ def _draw_panel(layout: Data, chart: charts.Chart, panel: charts.Panel, place: i
     layout["annotations"] += [note | where for mark in panel.marks for note in _notes(panel, mark)]
     layout["shapes"] += [_band(*ends, where) for ends in panel.shaded]
     layout["shapes"] += [_line(mark, where) for mark in panel.marks if isinstance(mark, charts.Rule)]
-    # Marks without a name in the legend lie below those with one, which have the order of the legend.
+    # Curves without a name in the legend lie below those with one, which have the order of the legend.
     order = {name: place for place, name in enumerate(chart.legend)}
-    traces = sorted(_traces(panel), key=lambda named: order.get(named[0], -1))
+    curves = [mark for mark in panel.marks if isinstance(mark, charts.Curve)]
     axes = {"xaxis": where["xref"], "yaxis": where["yref"]} if place else {}
-    return [trace | axes for _, trace in traces]
+    return [_scatter(panel, curve) | axes for curve in sorted(curves, key=lambda one: order.get(one.name, -1))]
 
 
 def _axis(axis: charts.Axis) -> Data:
@@ -159,29 +157,19 @@ def _line(rule: charts.Rule, where: Data) -> Data:
     return {"type": "line", **place, "line": {"color": INK, "dash": "dash", "width": 2}}
 
 
-def _traces(panel: charts.Panel) -> Iterator[tuple[str, Data]]:
-    """A trace for each curve, and one for all bars of a part, each with its name in the legend of the chart."""
-    for mark in panel.marks:
-        if isinstance(mark, charts.Curve):
-            yield mark.name, _scatter(panel, mark.name, mark.points, **_curve(mark))
-    bars = [mark for mark in panel.marks if isinstance(mark, charts.Bar)]
-    for part in dict.fromkeys(bar.part for bar in bars):
-        yield part, _bars([bar for bar in bars if bar.part == part])
-
-
-def _scatter(panel: charts.Panel, name: str, points: Sequence[charts.Point], **look: Any) -> Data:
+def _scatter(panel: charts.Panel, curve: charts.Curve) -> Data:
     def words(x: float, y: float) -> str:
-        return f"{name}: {panel.x.title} {panel.x.write(x)}, {panel.y.title} {panel.y.write(y)}"
+        return f"{curve.name}: {panel.x.title} {panel.x.write(x)}, {panel.y.title} {panel.y.write(y)}"
 
     return {
         "type": "scatter",
-        "x": [point.x for point in points],
-        "y": [point.y for point in points],
-        "name": escape(name),
-        "hovertext": [_lines(escape(point.tip or words(point.x, point.y))) for point in points],
+        "x": [point.x for point in curve.points],
+        "y": [point.y for point in curve.points],
+        "name": escape(curve.name),
+        "hovertext": [_lines(escape(point.tip or words(point.x, point.y))) for point in curve.points],
         "cliponaxis": False,
         "hoverinfo": "text",
-        **look,
+        **_look(curve),
     }
 
 
@@ -190,14 +178,12 @@ def _lines(text: str) -> str:
     return "<br>".join(wrap(text, 80, break_long_words=False, break_on_hyphens=False))
 
 
-def _curve(curve: charts.Curve) -> Data:
-    """The trace of a curve; points with tips have symbols."""
+def _look(curve: charts.Curve) -> Data:
+    """The look of a curve; points with tips have symbols."""
     look = curve.look
     if look is None:
         hover = "text" if curve.points[0].tip else "skip"
         return {"mode": "lines", "line": {"color": INK, "width": 1.5}, "hoverinfo": hover}
-    if curve.is_filled:
-        return {"mode": "lines", "line": {"color": look.color}, "fill": "tozeroy"}
     sizes = [9 if point.tip else 0 for point in curve.points]
     marker = {"color": look.color, "symbol": look.symbol, "size": sizes, "opacity": 1}
     if look.dash is None:
@@ -205,23 +191,3 @@ def _curve(curve: charts.Curve) -> Data:
     dash = look.dash.replace(",", "px,") + "px" if look.dash else "solid"
     mode = "lines+markers" if any(point.tip for point in curve.points) else "lines"
     return {"mode": mode, "line": {"color": look.color, "dash": dash, "width": 2.5}, "marker": marker}
-
-
-def _bars(bars: list[charts.Bar]) -> Data:
-    style = bars[0].style
-    pattern = {"shape": style.shape, "fgcolor": style.shade, "bgcolor": style.fill, "size": 6}
-    along, beside, way = ("x", "y", "h") if bars[0].is_across else ("y", "x", "v")
-    return {
-        "type": "bar",
-        "name": style.label,
-        "orientation": way,
-        along: [bar.size for bar in bars],
-        beside: [bar.at for bar in bars],
-        "width": bars[0].thickness,
-        "text": [bar.text for bar in bars],
-        "insidetextfont": {"color": style.text},
-        "hovertext": [escape(bar.tip) for bar in bars],
-        "hoverinfo": "text",
-        "marker": {"color": style.fill, "line": {"color": INK, "width": 0.5}, "pattern": pattern},
-        **INSIDE,
-    }

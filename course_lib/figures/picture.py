@@ -85,13 +85,12 @@ class Picture:
         return svg + self._numbers("In words and numbers")
 
     def _ipython_display_(self) -> None:
-        """Show a chart as two outputs, since JupyterLab shows one kind of each: the figure, and its numbers below.
-
-        Without scripts, the image replaces the figure.
+        """Show a zoomable chart as two outputs, since JupyterLab shows one kind of each: the figure, and its numbers
+        below. Without scripts, the image replaces the figure.
         """
         from IPython.display import display
 
-        if self.chart is None:
+        if self.chart is None or not self.chart.is_zoomable:
             display(self._repr_mimebundle_(), raw=True)
             return
         figure = {PLOTLY: chart_plotly.stored(self.chart)}

@@ -17,12 +17,13 @@ from typing import NamedTuple
 from course_lib.classroom.runs import pipeline_step
 from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View, compared
-from course_lib.figures import gantt, held_activations, in_flight
+from course_lib.figures import gantt, held_activations
 from course_lib.figures.axis import counted, duration, number, percent
 from course_lib.planner import simulate
 from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Schedule
 from course_lib.timeline import Timeline
+from lessons.L05_pipeline_parallelism.in_flight import in_flight
 
 STAGES = (2, 3, 4, 6, 8)
 MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)

@@ -206,7 +206,7 @@ print(f"for comparison, the gradients of all parameters: {sum(g.nbytes for g in 
 # *Predict:* with 8 micro-batches, how many does rank 0 hold at most? And rank 3?
 
 # %%
-from course_lib.figures import in_flight
+from lessons.L05_pipeline_parallelism.in_flight import in_flight
 
 all_forward_first = runs[8]
 in_flight(all_forward_first, title="All forward passes first: activations held")

@@ -8,7 +8,6 @@ import torch
 
 from course_lib.figures import (
     Timing,
-    in_flight,
     loss_curves,
     lost_time,
     memory_by_part,
@@ -20,6 +19,7 @@ from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search, simul
 from course_lib.schedules import SCHEDULES
 from lessons.L01_one_machine_is_not_enough.figure import limits
 from lessons.L05_pipeline_parallelism.figure import SizedStep, micro_batch_sizes
+from lessons.L05_pipeline_parallelism.in_flight import in_flight
 from lessons.L07_mixed_precision.figure import number_range
 from lessons.L07_mixed_precision.runs import Format
 from lessons.L09_planning.figure import roofline
@@ -46,3 +46,4 @@ CHARTS = {
     "in_flight": in_flight(simulate(SCHEDULES["1f1b"](4, 8), 0.01, 0.02)),
     "micro_batch_sizes": micro_batch_sizes(STEPS, chosen=2),
 }
+ZOOMABLE = ("speed_up", "plan_map", "roofline", "limits", "loss_curves")  # without bars and areas

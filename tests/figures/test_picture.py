@@ -17,8 +17,9 @@ from course_lib.figures import (
     chart_plotly,
     gantt,
 )
+from course_lib.figures.palette import Style
 from course_lib.figures.picture import MOST_TIPS, PLOTLY
-from tests.figures.charts import CHARTS
+from tests.figures.charts import CHARTS, ZOOMABLE
 from tests.figures.drawn import SVG, boxes, parsed, zoomable
 from tests.figures.synthetic import dense, every_kind
 
@@ -123,6 +124,14 @@ def test_the_numbers_behind_the_picture_are_folded_under_the_sentence(picture: P
 
 
 @pytest.mark.parametrize("name", CHARTS)
+def test_no_two_kinds_of_bars_in_a_chart_have_one_pattern(name: str) -> None:
+    chart = PICTURES[name].chart
+    assert chart is not None
+    patterns = [look.shape for look in chart.legend.values() if isinstance(look, Style)]
+    assert len(set(patterns)) == len(patterns)
+
+
+@pytest.mark.parametrize("name", ZOOMABLE)
 def test_the_zoomable_figure_lies_on_a_light_card_with_dark_text(name: str) -> None:
     layout = zoomable(PICTURES[name]).layout
     assert (layout.paper_bgcolor, layout.plot_bgcolor, layout.font.color) == ("#ffffff", "#ffffff", "#1a1a1a")
@@ -136,7 +145,7 @@ def outputs(picture: Picture, monkeypatch: pytest.MonkeyPatch) -> list[dict[str,
     return shown
 
 
-@pytest.mark.parametrize("name", CHARTS)
+@pytest.mark.parametrize("name", ZOOMABLE)
 def test_a_chart_in_a_cell_is_a_figure_to_touch_and_below_it_its_numbers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,8 +162,11 @@ def test_a_chart_in_a_cell_is_a_figure_to_touch_and_below_it_its_numbers(
     assert picture.summary in Page(numbers["text/html"]).words
 
 
-def test_a_timeline_in_a_cell_is_the_image_that_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outputs(PICTURES["gantt"], monkeypatch) == [PICTURES["gantt"]._repr_mimebundle_()]
+@pytest.mark.parametrize("name", [name for name in PICTURES if name not in ZOOMABLE])
+def test_timelines_bars_and_areas_in_a_cell_are_the_image_that_is_stored(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert outputs(PICTURES[name], monkeypatch) == [PICTURES[name]._repr_mimebundle_()]
 
 
 @pytest.mark.parametrize("package", ["plotly", "torch"])  # each takes seconds

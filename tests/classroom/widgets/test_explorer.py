@@ -16,7 +16,7 @@ import pytest
 from course_lib import Span, Timeline
 from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import Explorer, View
-from course_lib.figures import gantt, in_flight
+from course_lib.figures import gantt, loss_curves
 from course_lib.ranks import Deadlock
 from tests.classroom.widgets.hands import in_a_kernel, move
 
@@ -222,7 +222,7 @@ def test_the_run_in_the_picture_can_be_played_until_the_next_move(pieces: Pieces
 
 
 def test_without_a_timeline_there_is_nothing_to_play() -> None:
-    chart = in_flight(Timeline([Span(0, "forward", "", 0.0, 1.0, 0)], 1, "modelled"), 420)
+    chart = loss_curves({"float32": [2.0, 1.0]})
     explorer = Explorer([], lambda: [View("a chart", chart, chart)])
     assert explorer.play.label == ""
 
@@ -236,7 +236,7 @@ class Steps:
 
     def look(self, seconds: int, overlap: bool) -> list[View]:
         step = Timeline([Span(0, "forward", "", 0.0, float(seconds))], 1, "modelled")
-        return [View("Done.", gantt(step, width=420), in_flight(step, 420))]
+        return [View("Done.", gantt(step, width=420), loss_curves({"float32": [2.0, 1.0]}))]
 
 
 def test_the_step_before_lies_under_the_next_one() -> None:

@@ -11,53 +11,19 @@ The axis is that of `gantt` with the same width, so the two can stand below each
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from itertools import pairwise
 
+from course_lib.figures.activations import Activations, held_activations
 from course_lib.figures.axis import TIMES, counted, number
 from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.gantt_chart import GUTTER
 from course_lib.figures.palette import LINES
 from course_lib.figures.picture import Picture, Row
-from course_lib.timeline import Span, Timeline
+from course_lib.timeline import Timeline
 
 ROOM, ROW, GAP = 216.0, 24.0, 3.0  # pixels: of all rows, if each gets enough; of a row; between two
-
-
-class Activations(NamedTuple):
-    """The micro-batches in flight on one rank. steps: when their number changes (seconds), and the new number."""
-
-    rank: int
-    steps: list[tuple[float, float]]
-
-    @property
-    def most(self) -> float:
-        return max((count for _, count in self.steps), default=0.0)
-
-
-def held_activations(timeline: Timeline) -> list[Activations]:
-    """The number of micro-batches whose activations each rank holds, over time, from its recorded computations.
-
-    A micro-batch is held from the start of its forward to the end of its backward, or of its weight gradient where
-    the backward was split. On a rank with several stages, each stage counts with its share of a micro-batch.
-    """
-    return [Activations(rank, _steps(timeline.of(rank), timeline.began)) for rank in range(timeline.world_size)]
-
-
-def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
-    lives: dict[tuple[int | None, int | None], list[float]] = defaultdict(list)
-    for span in spans:
-        if span.micro_batch is not None:
-            lives[span.stage, span.micro_batch] += [span.start, span.end]
-    weight = 1 / max(1, len({stage for stage, _ in lives}))
-    changes = [(min(times), weight) for times in lives.values()] + [(max(times), -weight) for times in lives.values()]
-    # Of two events at the same time, the one that frees comes first.
-    changes = sorted((round(when - zero, 9), change) for when, change in changes)
-    counts = accumulate(change for _, change in changes)
-    return [(0.0, 0.0), *((when, round(count, 6)) for (when, _), count in zip(changes, counts, strict=True))]
 
 
 def in_flight(timeline: Timeline, width: int = 800, title: str | None = None, usual: float = 0.0) -> Picture:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from course_lib.figures import held_activations, in_flight
+from course_lib.figures import held_activations
+from course_lib.figures.chart import Curve
 from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES, peak_in_flight
 from course_lib.timeline import Span, Timeline
 from lessons.L05_pipeline_parallelism.figure import SizedStep, micro_batch_sizes
-from tests.figures.drawn import boxes, places, texts, zoomable
+from lessons.L05_pipeline_parallelism.in_flight import in_flight
+from tests.figures.drawn import boxes, places, texts
 
 STEPS = [
     SizedStep(1, 0.1, 0.2, 0.02, 4, measured=0.325),
@@ -57,7 +59,9 @@ def test_the_picture_of_what_is_held_has_a_row_and_a_number_for_each_rank() -> N
         "Activations on 4 ranks, modelled: rank 0 holds those of up to 4 micro-batches, rank 3 of up to 1."
     )
     assert [row["held at most (micro-batches)"] for row in picture.rows] == [4, 3, 2, 1]
-    assert len(zoomable(picture).data) == 4
+    assert picture.chart is not None
+    stairs = [mark for panel in picture.chart.panels for mark in panel.marks if isinstance(mark, Curve)]
+    assert [max(point.y for point in one.points) for one in stairs] == [4, 3, 2, 1]
 
 
 def test_a_column_is_as_high_as_its_parts() -> None:
