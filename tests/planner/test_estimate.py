@@ -183,14 +183,14 @@ def test_why_says_what_to_shrink_when_it_does_not_fit() -> None:
     assert found.why.startswith("It may fit: each device needs 45.0 GiB, 38.5 GiB to 52.4 GiB by the software")
     large = Plan(dp=8, micro_batch=4)
     assert of(large, SMALL, 32, device="A100-40GB").why.startswith("It does not fit: each device needs")
-    assert "of it is activations. To shrink it, compute more of them again" in found.why
+    assert "of it is activations. To shrink it, recompute more of them" in found.why
     assert of(replace(plan, zero=1), SMALL, 16, device="A100-40GB").fits
 
 
 CHANGES: dict[str, dict[str, Any]] = {
     "cut the model further": {"dp": 1, "tp": 8, "shards": None},
     "let all replicas share it": {"zero": 3, "shards": None},
-    "compute more of them again": {"recompute": "full"},
+    "recompute more of them": {"recompute": "full"},
     "share them among tensor ranks": {"dp": 1, "tp": 8, "sequence_parallel": True},
     "make micro-batches smaller": {"micro_batch": 1},
 }
