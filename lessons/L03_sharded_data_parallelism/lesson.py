@@ -297,8 +297,8 @@ holding_explorer()
 
 # %% [markdown]
 # With stage 3 a layer's shards come in from the other ranks, the layer computes, and it is gone again, once forward and
-# once backward; its gradients leave as shards. The green part, activations, is as large with every stage: a rank's
-# samples are its own.
+# once backward; its gradients leave as shards. Activations take as much with every stage: a rank's samples are
+# its own.
 #
 # ## 4. Three stages, counted
 #
