@@ -336,9 +336,10 @@ def test_a_result_is_compared_in_dtype_shape_and_value(fn: Any, words: str) -> N
     assert {"Where", "Expected", "Got"} <= dict(verdict.facts).keys()
 
 
-def test_a_text_is_told_without_quotes() -> None:
-    facts = dict(make()(lambda tensor: "two words").facts)
-    assert (facts["Expected"], facts["Got"]) == ("float32, shape [3]", "two words")
+@pytest.mark.parametrize(("given", "told"), [("two words", "two words"), ("", "nothing")])
+def test_a_text_is_told_without_quotes(given: str, told: str) -> None:
+    facts = dict(make()(lambda tensor: given).facts)
+    assert (facts["Expected"], facts["Got"]) == ("float32, shape [3]", told)
 
 
 def raises_something_else(tensor: Tensor) -> Tensor:
