@@ -17,7 +17,7 @@
 # Four processes train one model here. Each has a part of it, so each piece of the data goes through all of them and
 # back. (*Micro-batch* is the name of such a piece.) The cell runs them, and then follows piece number 2. A row is a
 # process, a colored bar is a computation, and an arrow is a message. The space bar stops and starts, and the arrow keys
-# go from event to event. Nothing in the cell has to be understood yet.
+# go from event to event. Neither the cell nor the lines below the picture have to be understood yet.
 
 # %%
 from course_lib import Link, Pace, launch
