@@ -29,9 +29,8 @@ step = pipeline_step(SCHEDULES["1f1b"](4, 4), Pace({"forward": 0.04, "backward":
 play(step, title="Four processes, one model", follow=2)
 
 # %% [markdown]
-# Where a row has stripes and no color, a process waits. The time in which it computes nothing is called the *bubble*,
-# and here it is more than half of the step. Why, and what can be done about it, is what this course is about. Now from
-# the beginning.
+# Where a row has stripes and no color, a process waits. The time in which it computes nothing is called the *bubble*.
+# Why it is there, and what can be done about it, is what this course is about. Now from the beginning.
 #
 # ## One function, four processes
 
