@@ -44,8 +44,7 @@ def _failure_sentence(rank: int, failure: Failure) -> str:
         return f"Rank {rank} could not rebuild the function or its args, which {_raised(failure)} there."
     if failure.kind == "leftover":
         return f"Rank {rank} returned but left {failure.type} behind; {failure.message}."
-    where = describe_line(failure.line) or "in the call fn(rank, *args)"
-    return f"Rank {rank} {_raised(failure)} ({where})."
+    return f"Rank {rank} {_raised(failure)} ({describe_line(failure.line) or 'in the call fn(rank, *args)'})."
 
 
 def behind(error: errors.RunError, statuses: list[RankStatus], handled: dict[int, Failure]) -> errors.RunError:

@@ -38,9 +38,8 @@ class RanksMagic(Magics):
         compile(source, filename, "exec")  # so that a slip in the syntax is shown here, where it is
         if self.held and pool.last_world_size(_PURPOSE) != world_size:
             print(f"These are {world_size} new ranks: variables of earlier %%ranks cells are gone.")
-        arguments = (source, filename)
         try:
-            run_on(_PURPOSE, run_cell, world_size, arguments, _TIMEOUT, None, uses_gpu=False)
+            run_on(_PURPOSE, run_cell, world_size, (source, filename), _TIMEOUT, None, uses_gpu=False)
         except errors.RunError as error:
             error.details += _advice(error, self.shell.user_ns)
             if self.held and pool.last_world_size(_PURPOSE) is None:
