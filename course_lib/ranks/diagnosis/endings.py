@@ -114,5 +114,5 @@ def explain_stop(statuses: list[RankStatus]) -> errors.Stopped:
     doing = {"computing": "computed", "waiting": "waited"}
     ranks = {state: [status.rank for status in statuses if status.state == state] for state in doing}
     parts = [f"{listing(ranks[state])} {did}" for state, did in doing.items() if ranks[state]]
-    text = f"Stopped. At that moment {' and '.join(parts) or 'the ranks were starting'}."
+    text = f"When you stopped it, {' and '.join(parts) or 'the ranks were starting'}."
     return errors.Stopped(text, details="The next launch starts fresh.")
