@@ -111,8 +111,6 @@ collective_explorer("ring reduce-scatter", ranks=4)
 # - An **all-gather** gives everyone the pieces of all.
 # - An **all-reduce** adds up, and leaves everyone the whole sum. It is a reduce-scatter and an all-gather.
 #
-# (Older versions of PyTorch say `reduce_scatter_tensor` and `all_gather_into_tensor`.)
-#
 # The ring of the last lesson was built that way: once around to add up, once more to hand out. What does each half
 # cost?
 
