@@ -31,7 +31,8 @@ def bars_panel(
     write: writes a size in its bar.  unit: the size of 1 on the axis.
     limit: a size that no bar should pass, and its name.  ranges: the 90% interval of the end of a bar.
     """
-    marks: list[Mark] = [Rule(limit[0] / unit, Label(limit[1], down=-9, anchor="end"))] if limit else []
+    inwards = "end" if limit and axis.share(limit[0] / unit) > 0.5 else None
+    marks: list[Mark] = [Rule(limit[0] / unit, Label(limit[1], down=-9, anchor=inwards))] if limit else []
     for row, (name, parts) in enumerate(values.items()):
         marks += stacked(name, parts, styles, write, unit, row + 0.5, BAR / PITCH, is_across=True)
         if ranges and name in ranges:

@@ -83,7 +83,7 @@ def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str, before: str) -> N
     """Draw one timeline under its heading. before: words about another one in it."""
     timeline, scale, lanes, top = panel
     text = heading(timeline, name)
-    if any(span.micro_batch is not None for span in timeline.spans):
+    if len({span.stage for span in timeline.spans if span.micro_batch is not None}) > 1:
         text += f", bubble {percent(timeline.idle_fraction())}"
     if text_width(text) + text_width(before, 11) > sheet.width:  # its first word is the same
         text = text.replace(ORIGINS[timeline.origin], timeline.origin)

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from course_lib.figures.axis import data_size, listed
+from course_lib.figures.axis import listed, memory_size
 from course_lib.figures.costs import MEMORY_PARTS
 from course_lib.figures.frame import begin
 from course_lib.figures.lanes import share_of
@@ -103,7 +103,7 @@ def holdings(
     _draw_travel(sheet, places, timeline)
     sheet.height = places.top + HIGH + 10
     rows = ((1e3 * (m.when - zero), r, m.what, *map(m.size, PARTS)) for r, own in enumerate(moments) for m in own)
-    says = [(m.when, f"rank 0 {m.what} and holds {data_size(m.total)}.") for m in moments[0]]
+    says = [(m.when, f"rank 0 {m.what} and holds {memory_size(m.total)}.") for m in moments[0]]
     return Picture(sheet, _summary(timeline, moments, whole), table(COLUMNS, rows), clock=Clock.of(timeline, says))
 
 
@@ -161,7 +161,7 @@ def _draw_memory(sheet: Sheet, places: _Places, rank: int, moment: Moment) -> No
         width = room * moment.size(part) / places.most
         sheet.box(x, y, width, height, fill=sheet.fill(part, style), stroke="currentColor", stroke_width=0.5)
         x += width
-    sheet.text(left + room, y + height + 14, data_size(moment.total), text_anchor="end", font_size=11)
+    sheet.text(left + room, y + height + 14, memory_size(moment.total), text_anchor="end", font_size=11)
 
 
 def _draw_travel(sheet: Sheet, places: _Places, timeline: Timeline) -> None:
@@ -190,4 +190,4 @@ def _summary(timeline: Timeline, moments: Sequence[Sequence[Moment]], whole: int
     shared = [MEMORY_PARTS[kind].label for kind in _shared(before, whole)]
     what = f"only its shard of {listed(shared)}" if shared else "everything, like all others"
     who = f"{len(moments)} ranks, {timeline.origin}"
-    return f"{who}: each holds {what}; {data_size(before.total)} before the update, and {data_size(peak)} at most."
+    return f"{who}: each holds {what}; {memory_size(before.total)} before the update, and {memory_size(peak)} at most."

@@ -11,7 +11,7 @@ from course_lib.figures.palette import DOTS, LIKELY, LINES, Line, Look
 from course_lib.figures.picture import Picture, table
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Estimate, Found
-from course_lib.planner.alternatives import shape
+from course_lib.planner.alternatives import by_shape, shape
 
 FRONT, MARKED = LINES[1], Line("#cc3311", None, "triangle-down")
 BEST = "no other plan is both smaller and faster"
@@ -32,7 +32,7 @@ def plan_map(
     the plans that no other plan beats in both. Its two ends have intervals: an error in the machine's figures makes all
     plans slower or faster together.
     """
-    plans = _fastest(found)
+    plans = by_shape(found, lambda plan: (shape(plan), plan.zero, plan.recompute))
     dots = list(_dots(plans))
     legend: dict[str, Look] = {one.name: one.look for one in dots}
     legend |= {BEST: FRONT, **dict.fromkeys(marked or {}, MARKED), LIKELY: None}
@@ -62,12 +62,6 @@ def _panel(found: Found, plans: list[Estimate], dots: list[Curve], marked: Mappi
     if memory.low < capacity / GiB < memory.high:
         marks.insert(0, limit)
     return Panel(memory, time, marks, 320.0, left=60.0)
-
-
-def _fastest(found: Found) -> list[Estimate]:
-    """The fastest of all plans that cut the model, shard and recompute alike."""
-    slowest_first = sorted(found, key=lambda one: -one.step_time.total)
-    return [*{(shape(one.plan), one.plan.zero, one.plan.recompute): one for one in slowest_first}.values()]
 
 
 def _dots(plans: Sequence[Estimate]) -> Iterator[Curve]:

@@ -15,6 +15,7 @@ def draw_device(
 
 
 def draw_machine(sheet: Sheet, x: float, y: float, width: float, height: float, name: str) -> None:
-    """A machine around its devices."""
-    sheet.box(x, y, width, height, rx=10, fill="currentColor", fill_opacity=0.06, stroke="currentColor")
-    sheet.text(x + 10, y + 15, name, font_size=11)
+    """A machine around its devices. It may be drawn over lines: they can still be pointed at."""
+    with sheet.group(pointer_events="none"):
+        sheet.box(x, y, width, height, rx=10, fill="currentColor", fill_opacity=0.06, stroke="currentColor")
+        sheet.text(x + 10, y + 15, name, font_size=11, **HALO)

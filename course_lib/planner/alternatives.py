@@ -7,7 +7,7 @@ the model alike, and only the fastest of each shape is worth a line.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from textwrap import fill
 
 from course_lib.planner.estimate import Estimate
@@ -24,10 +24,10 @@ def shape(plan: Plan) -> tuple[int, int, int, int, bool]:
     return plan.tp, plan.pp, plan.cp, plan.ep, plan.zero == 3
 
 
-def by_shape(estimates: Sequence[Estimate]) -> list[Estimate]:
-    """The fastest of each shape, the fastest shape first."""
+def by_shape(estimates: Iterable[Estimate], kind: Callable[[Plan], object] = shape) -> list[Estimate]:
+    """The fastest of each shape, or of each other kind of plan, the fastest first."""
     slowest_first = sorted(estimates, key=lambda one: -one.step_time.total)
-    return sorted({shape(one.plan): one for one in slowest_first}.values(), key=lambda one: one.step_time.total)
+    return sorted({kind(one.plan): one for one in slowest_first}.values(), key=lambda one: one.step_time.total)
 
 
 def is_plain(plan: Plan) -> bool:

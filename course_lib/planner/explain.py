@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from course_lib.planner.hardware import Cluster, GiB
@@ -12,10 +13,11 @@ from course_lib.planner.spec import ModelSpec, Plan
 
 SIMILAR = 1.1  # times as many parameters are no other size: the same model is counted in several ways
 PUBLISHED_SCHEDULES = {"1f1b", "interleaved_1f1b"}  # that some published step had
-# A name for each part of a step, and a remedy; a remedy for each part of memory.
+# A name for each part of a step, and a remedy; for parts of memory, what shrinks them, and the change of the plan.
 LOSSES, REMEDIES = (
     json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8")) for name in ("losses", "remedies")
 )
+STATE = {"optimizer": 1, "gradients": 2, "parameters": 3}  # the ZeRO stage from which on replicas share it out
 
 
 def why(plan: Plan, memory: Memory, capacity: float, seconds: Mapping[str, float]) -> str:
@@ -23,14 +25,32 @@ def why(plan: Plan, memory: Memory, capacity: float, seconds: Mapping[str, float
 
     capacity: bytes of a device that a step can use.  seconds: of a step, by part.
     """
-    largest, n_bytes = max(memory.parts.items(), key=lambda part: part[1])
     where = f"the fullest device (pipeline rank {memory.rank})" if plan.pp > 1 else "each device"
     span = f"{where} needs {_gib(memory.total)}, {_gib(memory.low)} to {_gib(memory.high)} by the software"
     fit = memory.fit(capacity)
     if fit == "fits":
         return f"It fits: {span}, of {_gib(capacity)}. {_time(seconds)}"
-    full = f"It {fit}: {span}, and {_gib(capacity)} are there; {n_bytes / memory.total:.0%} of it is {largest}."
-    return f"{full} To shrink it, {REMEDIES[largest]}. {_time(seconds)}"
+    return f"It {fit}: {span}, and {_gib(capacity)} are there; {_remedy(plan, memory)} {_time(seconds)}"
+
+
+def _remedy(plan: Plan, memory: Memory) -> str:
+    """The largest part of memory, and how to shrink it, or else the largest that this plan can still shrink."""
+    parts = sorted(memory.parts, key=lambda part: -memory.parts[part])
+    shares = [f"{memory.parts[part] / memory.total:.0%} of it is {part}" for part in parts]
+    for part, share in zip(parts, shares, strict=True):
+        if ways := _ways(part, plan):
+            before = "" if part == parts[0] else f"{shares[0]}, which cannot shrink on these devices, and "
+            return f"{before}{share}. To shrink it, {', or '.join(ways)}."
+    return f"{shares[0]}. To shrink it, cut the model in another way, or take more devices."
+
+
+def _ways(part: str, plan: Plan) -> list[str]:
+    """Changes that shrink a part of memory on the same devices, and that the plan has not made yet."""
+    if stage := STATE.get(part):
+        copies = plan.dp * plan.cp / (plan.sharing if plan.zero >= stage else 1)
+        share = f"let all replicas share it, with zero={stage}"
+        return ["cut the model further, with a larger tp or pp", share] if copies > 1 else []
+    return [way for way, change in REMEDIES.get(part, {}).items() if replace(plan, **change) != plan]
 
 
 def evidence(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:

@@ -53,6 +53,10 @@ def simulate(
     return Timeline(spans, schedule.n_ranks, "modelled")
 
 
+# Of a process that was forked they are many: counting them takes 0.2 s there.
+_count_frozen = functools.cache(gc.get_freeze_count)
+
+
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
     """Pause garbage collection, which would search a growing list again and again for cycles that cannot be in it."""
@@ -62,16 +66,10 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not _has_frozen():  # what was made grows old at once: each younger generation would search it
+            if not _count_frozen():  # what was made grows old at once: each younger generation would search it
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
-
-
-@functools.cache
-def _has_frozen() -> bool:
-    """Whether this process has frozen objects, as all have that were forked; counting them takes 0.2 s there."""
-    return gc.get_freeze_count() > 0
 
 
 def _per_stage(name: str, seconds: Seconds, n_stages: int) -> list[float]:

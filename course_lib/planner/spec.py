@@ -424,10 +424,9 @@ def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int)
         rest = n_devices // (plan.tp * plan.pp * plan.cp)
         advice = f"; with dp={rest} it would" if rest * plan.tp * plan.pp * plan.cp == n_devices else ""
         yield f"{factors} makes {plan.devices} devices, but the cluster has {n_devices}{advice}"
-    each = plan.dp * plan.micro_batch
-    if global_batch < 1 or global_batch % each:
+    if global_batch < 1 or global_batch % (plan.dp * plan.micro_batch):
         ranks = f"dp={plan.dp} ranks in micro-batches of {plan.micro_batch}"
-        yield f"global_batch={global_batch} does not divide among {ranks}; make it a multiple of {each}"
+        yield f"global_batch={global_batch} does not divide among {ranks}; dp x micro_batch has to divide it"
     yield from _complaints_about_stages(plan, model, plan.micro_batches(global_batch))
 
 

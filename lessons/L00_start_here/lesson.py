@@ -15,8 +15,9 @@
 # ## Watch four of them
 #
 # Four processes train one model here. Each has a part of it, so each piece of the data goes through all of them and
-# back. The cell runs them, and then follows piece number 2. A row is a process, a colored bar is a computation, and an
-# arrow is a message. The space bar stops and starts, and the arrow keys go from event to event.
+# back. (*Micro-batch* is the name of such a piece.) The cell runs them, and then follows piece number 2. A row is a
+# process, a colored bar is a computation, and an arrow is a message. The space bar stops and starts, and the arrow keys
+# go from event to event. Neither the cell nor the lines below the picture have to be understood yet.
 
 # %%
 from course_lib import Link, Pace, launch
@@ -28,8 +29,8 @@ step = pipeline_step(SCHEDULES["1f1b"](4, 4), Pace({"forward": 0.04, "backward":
 play(step, title="Four processes, one model", follow=2)
 
 # %% [markdown]
-# Where it is white, a process waits. Why, and what can be done about it, is what this course is about. Now from the
-# beginning.
+# Where a row has stripes and no color, a process waits. The time in which it computes nothing is called the *bubble*.
+# Why it is there, and what can be done about it, is what this course is about. Now from the beginning.
 #
 # ## One function, four processes
 
@@ -137,7 +138,7 @@ from course_lib.figures import gantt
 gantt(run.timeline, title="Work, then add up")
 
 # %% [markdown]
-# One row is one rank, and time runs to the right. A white bar with slanted stripes is a rank that waits, and the short
+# One row is one rank, and time runs to the right. A bar with stripes and no color is a rank that waits, and the short
 # dark one at the end is the all-reduce itself. Rank 0 was done first, so it waited longest: an all-reduce cannot end
 # before the last rank has arrived with its number. The whole group is as slow as its slowest member.
 #

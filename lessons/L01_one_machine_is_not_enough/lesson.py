@@ -249,8 +249,8 @@ limits(alone, TOKENS, width=850, title="Which of eight models can one A100 train
 # Look at the left half: above the dashed line nothing fits. (The right half comes in a moment.)
 #
 # Would a better device do? Here is a model of {{large.parameters / 1e9:.0f}} billion parameters, in the shape of Llama
-# 3 (Llama Team 2024, table 3), on the device with the most memory in the planner's catalogue. *Predict:* which of four
-# changes makes it fit? (`tp=8` cuts each matrix in eight; more of that in section 8.)
+# 3 (Llama Team 2024, table 3), on the device with the most memory in the planner's catalogue. *Predict:* which of the
+# three changes below makes it fit? (`tp=8` cuts each matrix in eight; more of that in section 8.)
 
 # %%
 from course_lib.planner import DEVICES
@@ -344,8 +344,8 @@ print(f"{long_time(6 * GPT3['175B'].parameters * TOKENS['175B'] / peak)} for 175
 
 # %% [markdown]
 # So there are **two limits**. Memory stops you at once. Computing only makes you wait, here for longer than you live.
-# Look at the right half of the picture above again: the lines are a day, a month and a year, and between the short
-# strokes around each point lie 90% of such runs. A thousand devices would turn a century into {{round(100 * 365.25 / 7
+# Look at the right half of the picture above again: the lines are a day, a month and a year, and 90% of such
+# runs lie within the short stroke in each point. A thousand devices would turn a century into {{round(100 * 365.25 / 7
 # / 1000):in_words}} weeks, if they could share the work perfectly.
 #
 # ## 7. Push against both limits
@@ -360,9 +360,9 @@ print(f"{long_time(6 * GPT3['175B'].parameters * TOKENS['175B'] / peak)} for 175
 #    would be done within a year?
 # 4. Find a setting in which recomputing makes the difference between fitting and not. Can it help 175B?
 #
-# (The striped white part is what the planner sets aside for bytes that no tensor is in. And software differs in what it
-# keeps: a model *may fit* where it fits with lean software only. The strokes below the bar show the range. The end of
-# this page says more about both.)
+# (The part with stripes and no color is what the planner sets aside for bytes that no tensor is in. And software
+# differs in what it keeps: a model *may fit* where it fits with lean software only. The strokes below the bar show the
+# range. The end of this page says more about both.)
 
 # %%
 from lessons.L01_one_machine_is_not_enough.explorer import memory_explorer

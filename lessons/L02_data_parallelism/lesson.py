@@ -568,7 +568,7 @@ print(f"untrained: {noise_scale(TinyGPT()):.0f} samples, after 300 steps: {noise
 #
 # Every move of a control runs one step of emulated devices, on real ranks, and draws it. Try these:
 #
-# 1. Take 8 ranks and the slowest link. Which one of the other controls helps most?
+# 1. Take 8 ranks and the slowest link. Which one of the other controls helps the speed-up most?
 # 2. Switch overlap off and on, and watch the thin lane under each rank. It shows what travels in the background.
 # 3. Make the batch as small as it goes. Are 8 ranks faster than 4? Which term of the formula is to blame?
 # 4. How close to 8 times can you get with 8 ranks, and what is the slowest link that still gets you near it?

@@ -297,8 +297,8 @@ holding_explorer()
 
 # %% [markdown]
 # With stage 3 a layer's shards come in from the other ranks, the layer computes, and it is gone again, once forward and
-# once backward; its gradients leave as shards. The green part, activations, is as large with every stage: a rank's
-# samples are its own.
+# once backward; its gradients leave as shards. Activations take as much with every stage: a rank's samples are
+# its own.
 #
 # ## 4. Three stages, counted
 #
@@ -481,7 +481,7 @@ from course_lib.figures import gantt
 
 pace = Pace({"forward": 0.08, "backward": 0.16, "optimizer": 0.0}, Link(latency=0.0002, bandwidth=80e6))
 ahead, waiting = (sharded_step(3, ranks=4, pace=pace, prefetch=prefetch).timeline for prefetch in (True, False))
-gantt(ahead, waiting, 850, "One step of ZeRO-3, twice")
+gantt(ahead, waiting, 850, "One step of ZeRO-3, twice", names=("gathered ahead", "gathered when needed"))
 
 # %% [markdown]
 # It does not have to wait if it asks in time. Above, the next layer is already on its way while one computes, in the

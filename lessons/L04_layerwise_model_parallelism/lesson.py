@@ -281,8 +281,8 @@ LayerWiseExplorer()
 # %% [markdown]
 # <details><summary>What you should see</summary>
 #
-# 1. The fullest unit holds {{fullest(1):memory_size}} alone, {{fullest(6):memory_size}} of six, and with eight still
-#    {{fullest(8):memory_size}}. The time is the same with any number of them.
+# 1. The fullest unit holds {{fullest(1):memory_size}} alone, {{fullest(6):memory_size}} with five others, and with
+#    seven still {{fullest(8):memory_size}}. The time is the same with any number of them.
 # 2. The activations. They are shared out too: together the units hold those that one would hold. That is so because a
 #    block ends with a sum, which needs nothing for its backward pass. A layer that needs its own output, as a tanh
 #    does, keeps it on one side of a border, and the layer behind it on the other. (What nobody needs after it was sent

@@ -203,8 +203,8 @@ in_turn.points(4)
 
 # %% [markdown]
 # The price is that of 4 ranks with two stages each, and 8 micro-batches. A pass takes as long here as in part 1, so in
-# the same model, cut into stages half as long, the bubble would be half as many seconds. It is paid for in two ways: a
-# rank sends twice as many messages, and it holds the activations of more passes, each half as large.
+# the same model, cut into stages half as long, the bubble would be half as many seconds. It is paid for in two ways:
+# most ranks send twice as many messages, and a rank holds the activations of more passes, each half as large.
 #
 # PyTorch's `ScheduleInterleaved1F1B` makes the same lists. The course's
 # [`interleaved_1f1b`](../../course_lib/schedules.py) also takes a number of micro-batches that the ranks do not divide:

@@ -33,7 +33,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 STAGES = (2, 3, 4, 6, 8)
 OVERHEADS = (0.0, 0.002, 0.008, 0.016)  # seconds per micro-batch and stage, forward and backward together
 MEMORIES = (4, 8, 16, 32)  # samples for whose activations, in its own layers, a device has room
-USUAL = 0.25  # seconds on both axes of time
+USUAL = 0.25  # seconds on the axis of a step; twice as many where all sizes are beside each other
 FORWARD, BACKWARD = 0.004, 0.008  # seconds for a sample in the whole model
 
 
@@ -83,7 +83,7 @@ def look(setting: MicroBatchSetting, runs: Runs) -> Iterator[View]:
         sizes = curve(setting, runs)
         yield View(
             describe(setting, step, sizes),
-            micro_batch_sizes(sizes, setting.size, HALF, "How large should a micro-batch be?", USUAL),
+            micro_batch_sizes(sizes, setting.size, HALF, "How large should a micro-batch be?", 2 * USUAL),
             gantt(step, width=WIDTH, title="What did every rank do with this size?", usual=USUAL),
             left,
         )

@@ -27,7 +27,7 @@ PARTS: dict[str, Style] = {
 }
 NOTES = (  # below the axis
     Label("held", -8, 33, "end", 11, is_bold=False),
-    Label("of a micro-batch; held: how many have activations; ✗: no room", MARGIN - LEFT, 52, size=11, is_bold=False),
+    Label("samples: in a micro-batch; held: at one time; ✗: no room", MARGIN - LEFT, 52, size=11, is_bold=False),
 )
 NONE, RUNS = "None of them fits into memory", "all of it, emulated"
 COLUMNS = (

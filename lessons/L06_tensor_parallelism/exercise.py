@@ -436,9 +436,10 @@ block = checks.faster_block(faster_block)
 block.points(3)
 
 # %% [markdown]
-# Your block, the one that was given, and the best one known. GPT-J and PaLM put the two layers side by side for this
-# reason. With `torch.distributed.tensor`, `parallelize_module` sums behind each layer of its plan. The course's own
-# layers are [`ColumnParallelLinear`](../../course_lib/mechanisms/tensor_parallel/linear.py) and its counterpart.
+# Your block, the one that was given, and the best one known. GPT-J put the two layers side by side for this reason;
+# PaLM did because their first products can then be one (Chowdhery et al. 2022, section 2). With
+# `torch.distributed.tensor`, `parallelize_module` sums behind each layer of its plan. The course's own layers are
+# [`ColumnParallelLinear`](../../course_lib/mechanisms/tensor_parallel/linear.py) and its counterpart.
 
 # %%
 block.idle

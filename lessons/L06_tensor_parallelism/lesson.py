@@ -424,7 +424,7 @@ def faster(ranks, ranks_per_node):
 #
 # Real machines? The planner knows the data sheets. A model of {{large.parameters / 1e9:.0f}} billion parameters on
 # {{nodes.nodes}} nodes of {{nodes.devices_per_node}} A100s, with tensor groups from a single device to all
-# {{nodes.devices}}, and the rest of the devices as pipeline stages:
+# {{nodes.devices}}, and the rest of the devices as pipeline stages (modelled):
 
 # %%
 from course_lib.planner import Plan, estimate
@@ -433,8 +433,8 @@ from lessons.L06_tensor_parallelism.questions import BATCH, LARGE, NODES
 for tp in (1, 2, 4, 8, 16, 32, 64):
     e = estimate(LARGE, NODES, Plan(tp=tp, pp=64 // tp), BATCH)
     waits, layers = e.step_time.tensor / e.step_time.total, -(-LARGE.layers * tp // 64)
-    print(f"tp {tp:2} x pp {64 // tp:2}: up to {layers:2} layers on a device; modelled: {e.bubble:3.0%} of the step "
-          f"is bubble, {waits:3.0%} waits for f and g; {e.mfu:3.0%} of peak")
+    print(f"tp {tp:2} x pp {64 // tp:2}, up to {layers:2} layers on a device: {e.bubble:3.0%} bubble, "
+          f"{waits:3.0%} waits for f and g, {e.mfu:3.0%} of peak")
 
 # %% tags=["build-only"]
 from dataclasses import replace

@@ -592,7 +592,7 @@ curves = {"float32": losses_with(None), **{name: losses_with(formats[name]) for 
 
 # %% tags=["nbval-ignore-output"]
 drawn = {name: curve for name, curve in curves.items() if "MXFP8" not in name}  # it lies on FP8's
-loss_curves(drawn, title="Matrix products in 8 bits, and in 4 (emulated)")
+loss_curves(drawn, title="Matrix products, rounded to 8 bits and to 4")
 
 # %% tags=["nbval-ignore-output"]
 start = curves["float32"][0]

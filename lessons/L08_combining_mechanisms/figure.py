@@ -64,8 +64,8 @@ def mesh_map(
     ranks = mesh[0] * mesh[1] * mesh[2]
     sheet, y = begin(width, title, [origin])
     layout = _MeshLayout(mesh, width, y + 46)
-    _draw_machines(sheet, layout, per_machine or ranks)
     _draw_traffic(sheet, layout, sent, ranks)
+    _draw_machines(sheet, layout, per_machine or ranks)
     _draw_pulses(sheet, layout, step)
     for rank in range(ranks):
         with sheet.group(data_name=f"rank {rank}", cursor="pointer"):
@@ -103,7 +103,7 @@ class _MeshLayout(NamedTuple):
 
     @property
     def pitch(self) -> float:
-        return min(PITCH, (self.width - 70) / (self.gaps or 1))
+        return min(PITCH, (self.width - 76) / (self.gaps or 1))
 
     def place(self, rank: int) -> tuple[float, float]:
         _, pp, tp = self.mesh

@@ -228,7 +228,7 @@ for samples in (64, 256):
 # Here is the block of the second run. Lines are as wide as what is sent over them:
 
 # %%
-mesh_map((2, 2, 2), step, title="Who talks to whom, with 256 samples?")
+mesh_map((2, 2, 2), step, per_machine=PER_MACHINE, title="Who talks to whom, with 256 samples?")
 
 # %% [markdown]
 # ## 5. Arrange them yourself

@@ -83,7 +83,8 @@ def describe(before: Estimate, old: Estimate, new: Estimate) -> str:
     if new.fit == "does not fit":
         return f"No plan fits. The smallest is {plan}. {new.why}"
     low, middle, high = (duration(one) for one in (new.step_time.low, new.step_time.total, new.step_time.high))
-    text = f"The best plan takes {middle} a step ({low} to {high}), {_times(before, new)}: {plan}."
+    which = "The best plan that fits" if new.fits else "The best plan"
+    text = f"{which} takes {middle} a step ({low} to {high}), {_times(before, new)}: {plan}."
     if not old.fits:
         return f"{text} The old plan {old.fit}."
     if old.step_time.total / new.step_time.total < ALIKE:

@@ -85,7 +85,7 @@ step_time_by_part(variants, title="And what does it cost in time?")
 # that every tensor rank did on its own. (The last line, **a** and **b** together, saves even more, and costs nothing.)
 # Often memory is paid for with time, but the price differs from one trade to the next.
 #
-# The bracket below the end of each bar says where nine in ten such steps would end. Teams with the same devices
+# The line below the end of each bar says where nine in ten such steps would end. Teams with the same devices
 # have better or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not
 # know moves all the bars together, so their order is known better than their lengths.
 #
@@ -179,7 +179,8 @@ for name in ("gpipe", "1f1b", "zb_h1"):
 
 # %% [markdown]
 # The formula holds for the first two. A zero-bubble schedule beats it by filling gaps with the gradients of the
-# weights. Here is a step of our plan, with fewer samples, so that you can see something:
+# weights. Here is a step of our plan, with fewer samples, so that you can see something. (Its bubble is a little larger
+# than the formula's: the last stage has the logits, too, and the others wait for it.)
 
 # %%
 from course_lib.figures import gantt
@@ -413,8 +414,8 @@ unsure = sum(one.fit != "fits" for one in found.pareto)
 
 # %% [markdown]
 # The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time. It
-# has {{len(found.pareto)}} plans, and it is no list to choose from. Of these, {{unsure:in_words}} do not fit for
-# certain, many are far slower than the best, and a plan that is a hundredth behind the front is as good as one on it.
+# has {{len(found.pareto)}} plans, and it is no list to choose from. Of these, {{unsure:in_words}} do not fit or only
+# *may* fit, many are far slower than the best, and a plan that is a hundredth behind the front is as good as one on it.
 # *Predict:* the fastest plan that fits, against the slowest that fits: twice as fast, six times, fifty times? And how
 # many plans are as good as the fastest, as far as anybody can tell?
 
@@ -476,7 +477,7 @@ print(f"between two plans that are tied there may be {cost * (ALIKE - 1):,.0f} d
 Card("same_plan")
 
 # %% [markdown]
-# Here is what the planner says of a step, before and after. (The picture is folded away, so that you can answer
+# Here is what the planner says of a step, before and after. (The stored picture is folded away, so that you can answer
 # first: choose the three dots to open it, or select the cell and press the space bar.)
 
 # %% jupyter={"outputs_hidden": true}
@@ -534,7 +535,7 @@ tried = list(refresh.worth_a_try(refresh.OLD))
 # 1. Take 8 nodes of H200 and the fastest network. What has become of the pipeline, and what is the memory used for?
 # 2. From there, make the network slower, step by step. When does the best plan change, and what does it turn to?
 # 3. With which devices does the slowest network cost you least? Why those?
-# 4. Find a refresh in which the old plan does not fit for certain, and one in which it loses more than chance.
+# 4. Find a refresh in which the old plan only *may* fit, and one in which it loses more than chance.
 
 # %%
 from lessons.L09_planning.explorer import refresh_explorer

@@ -30,8 +30,8 @@ Card("S1_limit", case.seed)
 # %% [markdown]
 # ## 2. A plan that runs
 #
-# First it has to run at all. Set each list, and decide. Below the lists stands whether there can be such a plan; what
-# it costs you see when you have decided. You may try as often as you like.
+# First it has to run, and not slowly. Set each list, and decide. Below the lists stands whether there can be such a
+# plan; what it costs you see when you have decided. You may try as often as you like.
 
 # %%
 Card("S1_plan", case.seed)
@@ -39,7 +39,7 @@ Card("S1_plan", case.seed)
 # %% [markdown]
 # ## 3. A plan for three months
 #
-# Now it has to be fast, too.
+# Now one thing more is asked of it.
 
 # %%
 Card("S1_better", case.seed)

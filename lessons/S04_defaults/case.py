@@ -12,7 +12,7 @@ from typing import Any
 from course_lib.classroom.questions.asking import choice, each, open_case
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Seeded
-from course_lib.figures.axis import counted, listed
+from course_lib.figures.axis import counted
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
 from lessons.S04_defaults.fleet import FLEET, Policy, Trials, trial
 
@@ -63,7 +63,7 @@ def _try(name: str) -> Outcome:
     found = {one: trial(policy) for one, policy in UNFIT.items()}
     best = max(found, key=lambda one: (len(found[one].running), -found[one].score))
     stopped = [one.pair for one in found[name].trials if one not in found[name].running]
-    where = f" It does not run for: {listed(stopped)}." if stopped else ""
+    where = f" It does not run for: {'; '.join(stopped)}." if stopped else ""
     return Outcome(name == best, f"Modelled: {found[name]}{where}", shown=(name == best) == (name == "ladder"))
 
 

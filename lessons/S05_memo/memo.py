@@ -121,7 +121,7 @@ def figures(case: Brief, plan: Estimate, width: int = 800) -> tuple[Picture, Pic
 def numbers(seed: int = 0, **given: str) -> Feedback:
     """Ask for numbers, and compare those given with the plan that was decided on last; without names, all of them.
 
-    given: numbers with their units, by name: need="29.7 GB". Raises ValueError for a name or number it cannot read.
+    given: numbers with their units, by name: need="29.7 GB". Raises ValueError for a name that it does not know.
     """
     if unknown := given.keys() - NUMBERS:
         raise ValueError(f"{unknown.pop()!r} is no number of the memo; choose one of {', '.join(NUMBERS)}")
@@ -134,8 +134,11 @@ def numbers(seed: int = 0, **given: str) -> Feedback:
 
 def _compared(name: str, question: Question, text: str) -> str:
     """A number, asked for, and what the run says of it now. text: a new one; "" for the latest."""
-    if text:
-        question.answer(text)
+    try:
+        if text:
+            question.answer(text)
+    except ValueError as unread:
+        return f"`{name}`: {unread}"
     note = question.latest()
     if note is None:
         return f"`{name}`: {question.text} {UNWRITTEN}"

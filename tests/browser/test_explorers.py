@@ -74,7 +74,7 @@ def nothing_is_run_that_was_chosen_before(notebook: Any) -> None:
     page = notebook.page
     notebook.wait_until_idle()
     page.get_by_role("button", name="Pin", exact=True).click()
-    says(page, "It takes exactly as long as the pinned one (seconds 0)")
+    says(page, "This step takes exactly as long as the pinned one (seconds 0)")
     page.get_by_role("button", name="Unpin", exact=True).click()
     expect(slider(page, "seconds")).to_have_attribute("aria-valuetext", "0")
 
@@ -101,5 +101,5 @@ def buttons_act_on_the_last_of_quick_moves(page: Page) -> None:
     press(page, "seconds", "ArrowLeft")
     for name in ("Pin", "Play"):
         page.get_by_role("button", name=name, exact=True).click()
-    says(page, "took 0 s It takes exactly as long as the pinned one (seconds 0)")
+    says(page, "took 0 s This step takes exactly as long as the pinned one (seconds 0)")
     expect(page.get_by_role("group", name="Player of a timeline")).to_be_visible()

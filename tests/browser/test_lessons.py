@@ -94,7 +94,7 @@ def test_data_parallelism(lab: Any) -> None:
 def a_step_is_pinned(explorer: Locator) -> None:
     """Pin a step with the keyboard, and unpin it with the mouse."""
     explorer.get_by_role("button", name="Pin", exact=True).press("Enter")
-    says(explorer, "It takes exactly as long as the pinned one (ranks 2,")
+    says(explorer, "This step takes exactly as long as the pinned one (ranks 2,")
     press(explorer, "ranks", "ArrowRight")
     says(explorer, "than the pinned one (")
     expect(pictures(explorer).last).to_contain_text("pinned (thin bars)")

@@ -13,14 +13,16 @@ from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from course import SETTINGS
 from course_lib.classroom import presenting
-from tests.browser.conftest import PATIENCE, ROOT, Server, photographed_if_it_fails, running
+from tests.browser.conftest import PATIENCE, ROOT, SCREEN, Server, photographed_if_it_fails, running
 from tests.browser.hands import MOVE, OURS, cell, smallest_label
 
 PICTURES = """
 from course_lib import Span, Timeline
+from course_lib.classroom.widgets import play
 from course_lib.figures import gantt, loss_curves
 display(loss_curves({"a": [2.0, 1.0]}, title="A figure"))
-gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"))
+display(gantt(pass_ := Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled")))
+play(pass_)
 """
 QUESTION = "Question: what does each worker get?"
 
@@ -141,6 +143,11 @@ def everything_is_large_and_pictures_that_stand_alone_are_wide(page: Page) -> No
     expect(alone).to_have_count(2, timeout=MOVE)  # charts, too
     share = "output => output.querySelector('img').getBoundingClientRect().width / output.clientWidth"
     assert 0.9 < alone.first.evaluate(share) < 1.001
+    page.set_viewport_size(SCREEN)
+    moving = page.locator(".course-player").last
+    page.wait_for_function(
+        "part => part.querySelector('svg').clientWidth <= part.clientWidth", arg=moving.element_handle()
+    )
 
 
 @pytest.mark.parametrize("stage", ["scenarios/S02_night_call.ipynb"], indirect=True)

@@ -50,6 +50,14 @@ def test_two_ranks_that_raise_different_things_are_both_named(fault, judged_when
     assert "0" in line and "2" in line
 
 
+def test_a_function_that_takes_no_rank_is_told_how_it_is_called():
+    def without_rank():
+        raise AssertionError("never called")
+
+    with pytest.raises(RankFailed, match=r"takes 0 .* but 1 was given \(in the call fn\(rank, \*args\)\)\."):
+        launch(without_rank, 2)
+
+
 def test_all_ranks_that_raise_the_same_say_it_once(fault):
     def all_raise(rank):
         raise ValueError("every rank has this slip")

@@ -48,6 +48,13 @@ def test_the_line_of_the_capacity_stands_where_the_axis_says() -> None:
     assert "a device has 80 GiB" in where
 
 
+@pytest.mark.parametrize(("capacity", "anchor"), [(1, None), (80, "end")])
+def test_the_name_of_the_capacity_goes_to_where_there_is_room(capacity: int, anchor: str | None) -> None:
+    svg = memory_by_part({"wide": FAST.memory}, capacity * GiB, width=415).svg
+    (name,) = [e for e in parsed(svg).iter() if e.text == f"a device has {capacity} GiB"]
+    assert name.attrib.get("text-anchor") == anchor
+
+
 def test_whether_a_plan_fits_is_said_in_the_sentence_and_in_the_table() -> None:
     fits = memory_by_part({"wide": FAST.memory}, FAST.capacity)
     bursts = memory_by_part({"large": LARGE.memory, "wide": FAST.memory}, FAST.capacity)

@@ -211,7 +211,8 @@ def test_an_axis_stays_until_a_run_is_longer_and_then_says_that_it_is_doubled() 
     assert "axis 4 times as long as usual" in texts(longest.svg)
 
 
-def test_a_pipeline_says_its_bubble() -> None:
+def test_a_pipeline_says_its_bubble_and_one_stage_has_none() -> None:
     timeline = simulate(SCHEDULES["gpipe"](4, 8), 1.0, 1.0)
+    assert not any("bubble" in text for text in texts(gantt(simulate(SCHEDULES["gpipe"](1, 8), 1.0, 1.0)).svg))
     assert any(text.endswith(", bubble 27%") for text in texts(gantt(timeline).svg))  # 3 / (8 + 3)
     assert not any("bubble" in text for text in texts(gantt(replace(gpipe(4, 8), spans=[])).svg))

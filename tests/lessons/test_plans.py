@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from course_lib.classroom import journal, questions
 from course_lib.classroom.questions import plan_text
-from course_lib.classroom.questions.forms import PlanForm
+from course_lib.classroom.questions.forms import FreeText, PlanForm
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.scenarios.plans import PlanCase, Planning
 from course_lib.classroom.scenarios.targets import PlanTask, found, reaching
@@ -124,7 +124,7 @@ def test_a_plan_that_misses_a_target_is_told_which_one_and_not_told_what_is_best
     ("name", "seed", "plan", "said"),
     [
         ("S1_better", 0, "dp=8", "It does not fit: each device needs 113.1 GiB, 97.1 GiB to 128.2 GiB by the software"),
-        ("S1_better", 0, "tp=8", "use a smaller tp, or keep it inside a node"),
+        ("S1_better", 0, "tp=8", "use a smaller tp, inside a node"),
         ("S1_better", 0, "pp=8 recompute=full", "recompute less, if memory allows"),
         ("S9_better", 1, "dp=8 pp=2 zero=1", "waiting for other replicas, for gradients or parameters"),
     ],
@@ -289,6 +289,15 @@ def test_tensor_floats_make_products_faster_and_nothing_smaller() -> None:
     for variant in map(case("S10").variant, range(6)):
         before, after = variant.first.estimate(), variant.first.estimate(variant.first.changes["tensor_floats"])
         assert after.memory == before.memory and after.step_time.compute < 0.6 * before.step_time.compute
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_good_answer_says_of_the_old_plan_in_16_bits_what_the_planner_says(seed: int) -> None:
+    task = case("S10").variant(seed).then
+    old = task.estimate("precision=fp16")
+    said = cast(FreeText, questions.load("S10_defend", seed).form).model_answer
+    assert ("fits here, and is too slow." in said) == old.fits
+    assert not old.fits or task.missed(old) == ["tokens a second"]
 
 
 def test_a_run_that_overflows_halves_its_scale_until_it_updates() -> None:

@@ -16,6 +16,7 @@ LINKS = [(term, *link) for term, _, links in ENTRIES for link in re.findall(r"\[
 
 FIRST = sorted(NOTEBOOKS.glob("0[0-5]_*.ipynb"))
 AT_ONCE = {  # explained well enough in the sentence that uses them
+    "00": {"bubble", "micro-batch"},
     "01": {"minibatch", "mixed precision"},
     "03": {"margin", "micro-batch", "mixed precision", "stage"},
 }

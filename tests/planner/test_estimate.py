@@ -183,8 +183,49 @@ def test_why_says_what_to_shrink_when_it_does_not_fit() -> None:
     assert found.why.startswith("It may fit: each device needs 45.0 GiB, 38.5 GiB to 52.4 GiB by the software")
     large = Plan(dp=8, micro_batch=4)
     assert of(large, SMALL, 32, device="A100-40GB").why.startswith("It does not fit: each device needs")
-    assert "of it is activations. To shrink it, compute some of them again" in found.why
+    assert "of it is activations. To shrink it, recompute more of them" in found.why
     assert of(replace(plan, zero=1), SMALL, 16, device="A100-40GB").fits
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "cut the model further": {"dp": 1, "tp": 8, "shards": None},
+    "let all replicas share it": {"zero": 3, "shards": None},
+    "recompute more of them": {"recompute": "full"},
+    "share them among tensor ranks": {"dp": 1, "tp": 8, "sequence_parallel": True},
+    "make micro-batches smaller": {"micro_batch": 1},
+}
+SHARED = Plan(dp=8, zero=3, recompute="full")
+
+
+@pytest.mark.parametrize(
+    ("plan", "part"),
+    [
+        (Plan(dp=8), "optimizer"),
+        (Plan(dp=8, zero=1, shards=2), "optimizer"),
+        (Plan(dp=4, tp=2, micro_batch=4, zero=3), "activations"),
+        (replace(SHARED, micro_batch=4), "activations"),
+        (Plan(tp=4, pp=2, sequence_parallel=True), "activations"),
+        (SHARED, "activations"),
+    ],
+)
+def test_why_proposes_only_what_shrinks_the_part_that_it_names(plan: Plan, part: str) -> None:
+    model = replace(SMALL, layers=48, hidden=8192, heads=64)
+    found = of(plan, model, 64)
+    said = found.why.split(f"of it is {part}. To shrink it, ")[1]
+    ways = [change for words, change in CHANGES.items() if words in said.split(".")[0]]
+    assert ways
+    for change in ways:
+        assert getattr(of(replace(plan, **change), model, 64).memory, part) < getattr(found.memory, part)
+
+
+def test_why_does_not_propose_to_share_out_what_all_devices_share_already() -> None:
+    model = replace(SMALL, layers=48, hidden=8192, heads=64)
+    assert "of it is optimizer, which cannot shrink on these devices, and" in of(SHARED, model, 64).why
+    smallest = Plan(tp=8, sequence_parallel=True, recompute="full")
+    assert (
+        "of it is optimizer. To shrink it, cut the model in another way, or take more devices"
+        in of(smallest, model, 64, device="A100-40GB").why
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)
@@ -199,7 +240,10 @@ def test_every_device_names_its_source_and_the_origin_of_what_it_achieves(device
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tp": 5, "dp": 2}, r"tp=5 does not divide heads=96.*so use tp=1, 2, 3, 4, 6"),
     ({"dp": 3}, r"dp=3 x tp=8 x pp=8 makes 192 devices, but the cluster has 128; with dp=2 it would"),
-    ({"micro_batch": 3}, r"global_batch=128 does not divide among dp=2 ranks in micro-batches of 3; .* multiple of 6"),
+    (
+        {"micro_batch": 3},
+        r"global_batch=128 does not divide among dp=2 ranks in micro-batches of 3; dp x micro_batch has to",
+    ),
     (
         {"dp": 1, "tp": 1, "pp": 128, "sequence_parallel": False},
         r"pp=128 x virtual_stages=1 makes 128 stages of 96 layers",

@@ -85,8 +85,14 @@ def test_an_error_names_the_rank_and_the_line_of_the_cell(notebook: Notebook) ->
     assert isinstance(error, RankFailed)
     assert error.rank == 1
     first = str(error).splitlines()[0]
-    assert "raised ValueError: too much" in first
-    assert "line 4: raise ValueError('too much')" in first
+    assert "raised ValueError: too much (cell In[2], line 4: raise ValueError('too much'))" in first
+
+
+def test_a_slip_in_the_syntax_is_shown_at_its_line_and_nothing_is_run(notebook: Notebook) -> None:
+    notebook.run("%%ranks 2\nmine = rank")
+    error = notebook.fails("%%ranks 2\nmine = 7\nprint(rank")
+    assert (type(error), error.filename, error.lineno) == (SyntaxError, "cell In[3]", 3)
+    assert notebook.run("%%ranks 2\nmine") == ["rank 0 | 0", "rank 1 | 1"]
 
 
 def test_a_variable_of_the_notebook_is_explained(notebook: Notebook) -> None:

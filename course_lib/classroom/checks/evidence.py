@@ -44,7 +44,7 @@ class Difference(NamedTuple):
             off = (self.expected - self.got).abs().nan_to_num(torch.inf)  # type: ignore[operator]
             at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
             where, pair = f"{where}{[*at]}", [value[at] for value in pair]  # type: ignore[index]
-        expected, got = (value if isinstance(value, str) else _numbers(value) for value in pair)
+        expected, got = ((value if isinstance(value, str) else _numbers(value)) or "nothing" for value in pair)
         return ("Where", where), ("Expected", expected), ("Got", got)
 
 

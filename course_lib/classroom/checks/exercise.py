@@ -145,7 +145,8 @@ def _explain_accident(
     if passed and case.new and cause and kind not in MISSPELT:
         return Verdict(exercise.name, "idea", TEXTS["new"], facts=facts)
     if kind in SLIPS:
-        what = "no handle" if "'NoneType' object has no attribute 'wait'" in str(cause) else "misspelt"
+        has_no_handle = "'NoneType' object has no attribute 'wait'" in str(cause)
+        what = "no handle" if has_no_handle else "misspelt" if callable(fn) else "called"
         return Verdict(exercise.name, "slip", TEXTS[what], facts=facts)
     text = TEXTS["endless" if isinstance(error, RankTimeout) else "raised"].format(seconds=TIMEOUT)
     return Verdict(exercise.name, "error", text, facts=facts)

@@ -10,7 +10,8 @@ from html import escape
 def to_html(text: str) -> str:
     """The text as HTML. Blank lines separate paragraphs; one whose lines begin with "- " is a list."""
     parts = text.split("```")
-    return "".join(_code(part) if number % 2 else _prose(part) for number, part in enumerate(parts))
+    code = "<pre style='margin:4px 0;padding:8px;overflow-x:auto'>{}</pre>"
+    return "".join(code.format(escape(part.strip())) if n % 2 else _prose(part) for n, part in enumerate(parts))
 
 
 def to_text(text: str) -> str:
@@ -25,10 +26,6 @@ def bullets(lines: Iterable[object]) -> str:
 
 def inline(text: str) -> str:
     return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
-
-
-def _code(text: str) -> str:
-    return f"<pre style='margin:4px 0;padding:8px;overflow-x:auto'>{escape(text.strip())}</pre>"
 
 
 def _prose(text: str) -> str:

@@ -29,7 +29,10 @@ def pairs(text: str) -> dict[str, str]:
     inside = re.sub(r"^\s*Plan\((.*)\)\s*$", r"\1", text, flags=re.DOTALL)
     if rest := _PAIR.sub("", inside).strip(" ,;\n\t"):
         raise ValueError(f"{rest[:40]!r} is no part of a plan; write for instance {_EXAMPLE!r}")
-    found = {name.lower(): value for name, value in _PAIR.findall(inside)}
+    written = [(name.lower(), value) for name, value in _PAIR.findall(inside)]
+    found = dict(written)
+    if len(found) < len(written):
+        raise ValueError(f"{inside.strip()!r} has a field twice; write each once")
     for name in found.keys() - DEFAULTS.keys():
         raise ValueError(f"{name!r} is nothing that a plan has; it has {', '.join(DEFAULTS)}")
     return found

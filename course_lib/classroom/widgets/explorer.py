@@ -48,8 +48,8 @@ def compared(seconds: float, predicted: float) -> str:
 def beside_pinned(seconds: float, pinned: float) -> str:
     """The time of a step beside the pinned one, in words."""
     if isclose(seconds, pinned):
-        return "It takes exactly as long as the pinned one"
-    return f"It is {_difference(seconds, pinned)} than the pinned one"
+        return "This step takes exactly as long as the pinned one"
+    return f"This step is {_difference(seconds, pinned)} than the pinned one"
 
 
 def _difference(seconds: float, other: float) -> str:

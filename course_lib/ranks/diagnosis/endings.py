@@ -44,8 +44,7 @@ def _failure_sentence(rank: int, failure: Failure) -> str:
         return f"Rank {rank} could not rebuild the function or its args, which {_raised(failure)} there."
     if failure.kind == "leftover":
         return f"Rank {rank} returned but left {failure.type} behind; {failure.message}."
-    where = describe_line(failure.line)
-    return f"Rank {rank} {_raised(failure)}{f' ({where})' if where else ''}."
+    return f"Rank {rank} {_raised(failure)} ({describe_line(failure.line) or 'in the call fn(rank, *args)'})."
 
 
 def behind(error: errors.RunError, statuses: list[RankStatus], handled: dict[int, Failure]) -> errors.RunError:
@@ -115,5 +114,5 @@ def explain_stop(statuses: list[RankStatus]) -> errors.Stopped:
     doing = {"computing": "computed", "waiting": "waited"}
     ranks = {state: [status.rank for status in statuses if status.state == state] for state in doing}
     parts = [f"{listing(ranks[state])} {did}" for state, did in doing.items() if ranks[state]]
-    text = f"Stopped. At that moment {' and '.join(parts) or 'the ranks were starting'}."
+    text = f"When you stopped it, {' and '.join(parts) or 'the ranks were starting'}."
     return errors.Stopped(text, details="The next launch starts fresh.")

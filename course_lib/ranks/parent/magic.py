@@ -33,13 +33,13 @@ class RanksMagic(Magics):
         world_size: Any = int(line) if line.strip().isdigit() else line
         check_arguments(run_cell, world_size, (), _TIMEOUT, None, "cpu")
         source = f"#%%ranks {line}\n{cell}"  # the same line numbers as in the notebook
-        filename = f"cell In[{self.shell.execution_count}]"
+        filename = f"cell In[{len(self.shell.user_ns['In']) - 1}]"
         remember_source(filename, source)
+        compile(source, filename, "exec")  # so that a slip in the syntax is shown here, where it is
         if self.held and pool.last_world_size(_PURPOSE) != world_size:
             print(f"These are {world_size} new ranks: variables of earlier %%ranks cells are gone.")
-        arguments = (source, filename)
         try:
-            run_on(_PURPOSE, run_cell, world_size, arguments, _TIMEOUT, None, uses_gpu=False)
+            run_on(_PURPOSE, run_cell, world_size, (source, filename), _TIMEOUT, None, uses_gpu=False)
         except errors.RunError as error:
             error.details += _advice(error, self.shell.user_ns)
             if self.held and pool.last_world_size(_PURPOSE) is None:

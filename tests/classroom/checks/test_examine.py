@@ -108,11 +108,10 @@ def test_another_exception_is_neither_slip_nor_idea(fn: Any, words: str) -> None
 
 
 def test_wrong_arguments_and_no_function_are_slips() -> None:
-    missing = "missing 1 required positional argument: 'group'"
-    for given, words in ((lambda tensor, group: None, missing), (None, "callable")):
-        verdict = checks.ring_all_reduce(given)
-        assert verdict.outcome == "slip"
-        assert words in dict(verdict.facts)["What happened"]
+    verdict, called = map(checks.ring_all_reduce, (lambda tensor, group: None, torch.ones(2)))
+    assert verdict.outcome == called.outcome == "slip"
+    assert "missing 1 required positional argument: 'group'" in dict(verdict.facts)["What happened"]
+    assert "your function itself, without calling it" in called.message
 
 
 def test_more_arguments_with_defaults_are_fine() -> None:
@@ -336,9 +335,10 @@ def test_a_result_is_compared_in_dtype_shape_and_value(fn: Any, words: str) -> N
     assert {"Where", "Expected", "Got"} <= dict(verdict.facts).keys()
 
 
-def test_a_text_is_told_without_quotes() -> None:
-    facts = dict(make()(lambda tensor: "two words").facts)
-    assert (facts["Expected"], facts["Got"]) == ("2, 4, 8", "two words")
+@pytest.mark.parametrize(("given", "told"), [("two words", "two words"), ("", "nothing")])
+def test_a_text_is_told_without_quotes(given: str, told: str) -> None:
+    facts = dict(make()(lambda tensor: given).facts)
+    assert (facts["Expected"], facts["Got"]) == ("2, 4, 8", told)
 
 
 def raises_something_else(tensor: Tensor) -> Tensor:

@@ -71,6 +71,7 @@ def test_shards_and_virtual_stages_are_written_too() -> None:
         ("dp=8 and tp=1", "'and' is no part of a plan"),
         ("dp=8 gpus=8", "'gpus' is nothing that a plan has; it has dp, tp, pp"),
         ("dp=8 offload=true", "'offload' is nothing that a plan has"),
+        ("dp=8 DP=4", "'dp=8 DP=4' has a field twice; write each once"),
         ("dp=eight", "dp=eight is no value for it; write for instance dp=1"),
         ("dp=-8", "dp=-8 has to be at least 1"),
         ("dp=8.0", "dp=8.0 is no value for it"),

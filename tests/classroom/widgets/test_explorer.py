@@ -253,10 +253,10 @@ def test_a_pinned_step_stays_under_the_next_ones_and_the_difference_is_said() ->
     explorer = steps.explorer
     assert explorer.pin.label == "Pin"
     explorer.pin.clicks += 1
-    assert "It takes exactly as long as the pinned one (seconds 10, overlap on)." in explorer.sentences.value
+    assert "This step takes exactly as long as the pinned one (seconds 10, overlap on)." in explorer.sentences.value
     for seconds, words in (
-        (5, "It is 50% shorter than the pinned one"),
-        (20, "It is 100% longer than the pinned"),
+        (5, "This step is 50% shorter than the pinned one"),
+        (20, "This step is 100% longer than the pinned"),
     ):
         steps.seconds.value = seconds
         assert words in explorer.sentences.value

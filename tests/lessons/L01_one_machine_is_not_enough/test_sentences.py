@@ -127,7 +127,7 @@ PROOFS: Proofs = {
     "Backward is twice as much as forward, so it is six FLOPs for each parameter and token in all.": lambda: (
         numbers("as backward", "ward:") == [2, 2]
     ),
-    "the lines are a day, a month and a year, and between the short strokes around each point lie 90% of such runs": (
+    "the lines are a day, a month and a year, and 90% of such runs lie within the short stroke in each point": (
         lambda: "90%" in LIKELY and shows("limits(alone, TOKENS", "with 90%")
     ),
     "Centuries.": lambda: numbers("long_time(TOKENS", "years")[-1] > 200,

@@ -58,6 +58,7 @@ def test_ranks_lie_apart_and_in_their_machines(mesh: tuple[int, int, int]) -> No
         assert abs(one[0] - other[0]) >= 25 or abs(one[1] - other[1]) >= 25
     found = [box.attrib for box in parsed(svg).iter(f"{SVG}rect") if box.attrib.get("rx") == "10"]
     machines = [[float(box[name]) for name in ("x", "y", "width", "height")] for box in found]
+    assert all(x >= 1 and x + width <= 420 - 1 for x, _, width, _ in machines)
     for rank, (x, y) in ranks.items():
         inside = [left < x < left + width and top < y < top + height for left, top, width, height in machines]
         assert inside == [rank < 4, rank >= 4]

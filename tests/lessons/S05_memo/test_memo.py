@@ -195,6 +195,8 @@ def test_numbers_are_asked_for_and_another_plan_says_what_it_makes_stale() -> No
     assert "28.0 GiB, right for an earlier plan, and not for this one." in found and "206 GB, right." in found
     questions.load(PLAN).answer(GOOD)
     assert memo.stale(CASE) == []
+    typed = memo.numbers(state="206 GB", need="12,5 GiB").outcome.happened
+    assert "206 GB, right." in typed and "`need`: '12,5 GiB' has a comma among its digits; write 12.5" in typed
     with pytest.raises(ValueError, match="'memory' is no number of the memo"):
         memo.numbers(memory="3 GB")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,8 @@ def test_only_the_statements_that_lead_to_a_widget_are_run() -> None:
     found = widget(CELLS, 3)
     assert found
     assert found.call == "play(run)"
-    assert found.program.splitlines() == [
-        "from course_lib.classroom.widgets import play",
-        "fast, slow = (1, 2)",
-        "run = step(fast)",
-    ]
+    run = "from course_lib.classroom.widgets import play\nfast, slow = 1, 2\nrun = step(fast)"
+    assert ast.dump(ast.parse(found.program)) == ast.dump(ast.parse(run))  # a Python may write brackets of its own
 
 
 def test_a_card_needs_its_question_alone_and_other_cells_show_no_widget() -> None:
