@@ -134,7 +134,7 @@ def every_plan_can_be_read(page: Page) -> None:
     plans = figure(page, "Plans for 70 billion parameters")
     name = plans.locator(".legendtext").first.text_content() or ""
     rest_on_first(plans, name)
-    expect(plans.locator(".hoverlayer .hovertext")).to_contain_text("GiB")
+    expect(plans.locator(".hoverlayer .hovertext")).to_contain_text(re.compile("[GT]iB"))
     plans.locator(".legendtoggle").first.click()
     expect(plans.locator(".legend .traces").first).to_have_css("opacity", "0.5")
     before = range_of(plans)

@@ -19,6 +19,7 @@ from course_lib.mechanisms.mixed_precision import MasterWeights
 from course_lib.planner import Cluster, Estimate, ModelSpec, estimate, simulate
 from course_lib.planner.spec import layers_of_stages
 from course_lib.schedules import SCHEDULES, messages_from, peak_in_flight
+from course_lib.timeline import Timeline
 from lessons.L01_one_machine_is_not_enough import questions as one_machine
 from lessons.L02_data_parallelism import questions as scaling
 from lessons.L03_sharded_data_parallelism import questions as sharding
@@ -34,6 +35,12 @@ from tests.lessons.asked import ASKED
 from tests.notebooks.numbers import NOT_PROSE, NUMBER, SENTENCE, dots
 
 NAMES = [name for name, page in ASKED.items() if page.room.startswith("L")]
+
+
+@cache
+def twice_as_fast() -> Timeline:
+    """The step of eight units with everything at twice the speed."""
+    return pipelines.STRATEGIES["faster"].run(8)
 
 
 @lru_cache
@@ -185,6 +192,10 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
     "Q11": {
         "everything at twice the speed": lambda: (
             pipelines.STRATEGIES["faster"] == pipelines.Strategy(speed=2 * pipelines.Strategy().speed)
+        ),
+        "A step takes about half as long, and still one unit works while all others wait.": lambda: (
+            twice_as_fast().makespan == pytest.approx(0.5 * pipelines.Strategy().run(8).makespan, rel=0.05)
+            and events.active(twice_as_fast()) == pytest.approx(1, rel=0.05)
         ),
         "a batch of twice the size": lambda: (
             pipelines.STRATEGIES["larger"] == pipelines.Strategy(work=2 * pipelines.Strategy().work)

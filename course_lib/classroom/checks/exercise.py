@@ -26,8 +26,8 @@ from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, R
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
 LEVELS = ("best known", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)  # and shares of the points
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
-Later = tuple[Evidence | None, list[Mistake]]
 SLIPS = (*MISSPELT, "AttributeError", "TypeError")
+Later = tuple[Evidence | None, list[Mistake]]  # of a later case: what was seen, and the mistakes that fit there, too
 
 
 @dataclass(eq=False)
