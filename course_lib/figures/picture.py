@@ -99,7 +99,8 @@ class Picture:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """The static form of the picture: for a chart, its image."""
-        largest = sorted(self.sheet.tips, key=lambda tip: -tip.width)[:MOST_TIPS]  # keeps the notebook small
+        # In one order on all Pythons: from 3.12 on, sum() of floats rounds differently.
+        largest = sorted(self.sheet.tips, key=lambda tip: -round(tip.width, 3))[:MOST_TIPS]  # keeps the notebook small
         return {"text/plain": self.summary, "text/html": self._image(largest) + self._numbers()}
 
     def _image(self, tips: Sequence[Tip]) -> str:
