@@ -15,7 +15,7 @@ LIKELY = "where 90% of such runs lie"  # the name of ranges around estimates in 
 
 
 RISING, FALLING = "M-2,2l4,-4M0,8l8,-8M6,10l4,-4", "M-2,6l4,4M0,0l8,8M6,-2l4,4"
-PATTERNS = {  # SVG path data, by the name of the most similar pattern of plotly
+PATTERNS = {  # SVG path data, by the character that looks most like it
     "": "",
     "/": RISING,
     "\\": FALLING,

@@ -106,7 +106,7 @@ class Explorer:
         controls: Sequence[Any],
         look: Callable[..., Iterable[View]],
         heights: tuple[int, int] = (0, 0),
-        prepare: Callable[..., object] = lambda *_: None,
+        prepare: Callable[..., object] | None = None,
     ) -> None:
         self.controls, self.look, self.prepare = list(controls), look, prepare
         self._views: Iterator[View] = iter(())  # views to come
@@ -124,7 +124,7 @@ class Explorer:
         self._shown: list[Any] = []  # its setting
         self._is_back = False
         self._box = self._arrange(*heights)
-        if self._try(self._look_anew) and self._try(self.complete):
+        if self._try(self._look_anew) and self._try(self.complete) and prepare:
             self._plan(PAUSE)
         self._stored = self._picture()
         for control in self.controls:
@@ -221,8 +221,9 @@ class Explorer:
         values = self._values
         for control in sorted(self.controls, key=lambda control: -control.last.get("moved", 0.0)):
             place = self.controls.index(control)
-            for value in control.options[max(0, control.index - 1) : control.index + 2]:
-                yield [*values[:place], value, *values[place + 1 :]]
+            for index in (control.index - 1, control.index + 1):
+                if 0 <= index < len(control.options):
+                    yield [*values[:place], control.options[index], *values[place + 1 :]]
 
     def _look_further(self, which: str = "next") -> bool:
         """Make the next view; return whether there was one."""
@@ -244,8 +245,7 @@ class Explorer:
 
     def _prepare_next(self) -> None:
         """Prepare one of the settings around; what goes wrong with it is told to who chooses it."""
-        values = next(self._near, None)
-        if values and attempt(partial(self.prepare, *values)) is None:
+        if self.prepare and (values := next(self._near, None)) and attempt(partial(self.prepare, *values)) is None:
             self._plan(BREATH)
 
     def _announce(self) -> None:
