@@ -67,6 +67,10 @@ class RankFailed(RunError):
     """A rank raised an exception, or returned something that could not be sent back."""
 
 
+class NotConnected(RunError):
+    """A rank could not connect to the others, so the function began on none."""
+
+
 class Deadlock(RunError):
     """No rank can go on: every rank waits for something that no rank will do."""
 

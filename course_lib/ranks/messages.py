@@ -54,8 +54,8 @@ class Task:
 
 @dataclass
 class Failure:
-    """An exception on a rank. kind: "raised", "exited", "arrival" (the function could not be unpickled), "result"
-    (the result could not be pickled), "leftover"."""
+    """An exception on a rank. kind: "raised", "exited", "joining" (the rank could not connect to the others), "arrival"
+    (the function could not be unpickled), "result" (the result could not be pickled), "leftover"."""
 
     kind: str
     type: str

@@ -12,15 +12,19 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import RankDied, launch
+from course_lib import Pace, RankDied, launch
 from course_lib.ranks.diagnosis.endings import explain_death
 from course_lib.ranks.diagnosis.status import RankStatus
+from course_lib.ranks.errors import NotConnected
+from course_lib.ranks.messages import Place, World
+from course_lib.ranks.parent import pool
 from course_lib.ranks.parent.monitor import RunMonitor
 from tests.faults.conftest import others_wait
 
@@ -141,6 +145,32 @@ def test_a_fork_server_that_dies_between_two_runs_is_not_missed(kill):
     kill(server)
     assert launch(lambda rank: rank, 2).results == [0, 1]
     assert launch(lambda rank: rank, 3).results == [0, 1, 2]
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("pace", [None, Pace()])
+def test_a_rank_that_cannot_connect_gets_new_workers_and_the_function_runs_once(tmp_path, pace):
+    def total(rank):
+        with open(tmp_path / f"rank-{rank}", "a") as begun:
+            begun.write("once ")
+        dist.all_reduce(value := torch.tensor(rank + 1))
+        return os.getpid(), int(value)
+
+    first = launch(lambda rank: os.getpid(), 3).results
+    psutil.Process(first[1]).rlimit(psutil.RLIMIT_NOFILE, (8, 8))  # no new connection
+    pids, values = zip(*launch(total, 4, pace=pace).results, strict=True)
+    assert values == (10,) * 4 and not set(pids) & set(first)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["once "] * 4
+
+
+def test_ranks_that_cannot_connect_twice_are_told_with_the_reason(monkeypatch, tmp_path):
+    no_file = SimpleNamespace(World=lambda size, _: World(size, str(tmp_path)), Place=Place)
+    monkeypatch.setattr(pool, "messages", no_file)  # ranks meet in a file
+    with pytest.raises(NotConnected, match="could not connect to the others before the function began") as caught:
+        launch(lambda rank: rank, 2)
+    assert "Is a directory" in str(caught.value)
+    monkeypatch.undo()
+    assert launch(lambda rank: rank, 2).results == [0, 1]
 
 
 GREEDY = """

@@ -24,8 +24,8 @@ def explain_failures(statuses: list[RankStatus]) -> errors.RunError:
     waiting = [status.rank for status in statuses if status.state == "waiting"]
     if waiting:
         text += f" {sentence(listing(waiting))} waited for it."
-    kind = errors.RankDied if first.kind == "exited" else errors.RankFailed
-    error = kind(text, rank, details=first.traceback)
+    kinds = {"exited": errors.RankDied, "joining": errors.NotConnected}
+    error = kinds.get(first.kind, errors.RankFailed)(text, rank, details=first.traceback)
     error.__cause__ = first.original
     return error
 
@@ -40,6 +40,8 @@ def _raised(failure: Failure) -> str:
 def _failure_sentence(rank: int, failure: Failure) -> str:
     if failure.kind == "result":
         return f"Rank {rank} returned a {failure.type} {failure.message}."
+    if failure.kind == "joining":
+        return f"Rank {rank} could not connect to the others before the function began: it {_raised(failure)}."
     if failure.kind == "arrival":
         return f"Rank {rank} could not rebuild the function or its args, which {_raised(failure)} there."
     if failure.kind == "leftover":
@@ -76,14 +78,14 @@ def forgive_cut_off(statuses: list[RankStatus]) -> None:
             status.state = "waiting"
 
 
-def explain_death(status: RankStatus) -> errors.RankDied:
-    """Explain why the process of a rank ended, as far as its exit code tells."""
-    code = status.exit_code or 0
+def explain_death(status: RankStatus, has_begun: bool = True) -> errors.RunError:
+    """Explain why the process of a rank ended, as far as its exit code tells. has_begun: whether its function had."""
+    code, kind = status.exit_code or 0, errors.RankDied if has_begun else errors.NotConnected
     where = describe_line(status.line)
     last = f" The last line it reached in a process group call: {where}." if where else ""
     if code >= 0:
         text = f"Rank {status.rank} ended its process with exit code {code} in the middle of the run.{last}"
-        return errors.RankDied(text, status.rank)
+        return kind(text, status.rank)
     reasons = {  # by name, as not every system has them all
         "SIGKILL": "was killed (SIGKILL), by somebody or because memory ran out",
         "SIGSEGV": "crashed with a segmentation fault: compiled code touched memory that is not its own",
@@ -91,7 +93,7 @@ def explain_death(status: RankStatus) -> errors.RankDied:
         "SIGTERM": "was asked to end (SIGTERM)",
     }
     why = reasons.get(signal.Signals(-code).name, f"was ended by signal {-code}")
-    return errors.RankDied(f"Rank {status.rank} {why}.{last}", status.rank)
+    return kind(f"Rank {status.rank} {why}.{last}", status.rank)
 
 
 def explain_timeout(statuses: list[RankStatus], timeout: float) -> errors.RankTimeout:

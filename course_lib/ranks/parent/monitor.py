@@ -238,7 +238,7 @@ class RunMonitor:
         for dead in [status for status in statuses if status.state == "died"]:
             endings.forgive_cut_off(statuses)
             dead.line = line_in(self.pool.log(dead.rank)) or dead.line
-            self._raise(endings.explain_death(dead), statuses)
+            self._raise(endings.explain_death(dead, self.pool.board.has_begun(dead.rank)), statuses)
         self._raise(endings.explain_failures(statuses), statuses)
 
     def _raise_timeout(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import math
@@ -84,7 +85,14 @@ def run_on(
     purpose: str, fn: Callable, world_size: int, args: tuple, timeout: float, pace: Pace | None, uses_gpu: bool
 ) -> Run:
     """Run on the pool kept for this purpose, and keep the pool if the run left nothing behind."""
-    task, display = _pack(fn, args, pace), make_display(fold=purpose == "cells")
+    task = _pack(fn, args, pace)
+    with contextlib.suppress(errors.NotConnected):  # on no rank the function has begun, and new workers may have luck
+        return _run_once(purpose, task, world_size, timeout, uses_gpu)
+    return _run_once(purpose, task, world_size, timeout, uses_gpu)
+
+
+def _run_once(purpose: str, task: messages.Task, world_size: int, timeout: float, uses_gpu: bool) -> Run:
+    display = make_display(fold=purpose == "cells")
     with fenced() as interrupt, pool.borrowed(purpose, world_size, uses_gpu, interrupt) as workers:
         monitor = RunMonitor(workers, timeout, display, interrupt)
         has_ended_well = False
@@ -97,7 +105,7 @@ def run_on(
             workers.is_tidy = may_go_on and monitor.is_clean(may_keep_changes=purpose == "cells")
     results = [_unpack(outcome, rank, monitor) for rank, outcome in enumerate(outcomes)]
     stdout = ["".join(texts) for texts in monitor.printed]
-    return Run(results, stdout, pace, outcomes)
+    return Run(results, stdout, task.pace, outcomes)
 
 
 def _pack(fn: Callable, args: tuple, pace: Pace | None) -> messages.Task:

@@ -145,7 +145,12 @@ class Worker:
     def run(self, world: messages.World, task: messages.Task) -> None:
         os.ftruncate(1, 0)  # the log of the run before
         if world != self.world:
-            self._join(world)
+            try:
+                self._join(world)
+            except Exception as error:
+                now, failure = time.perf_counter(), _describe(error, "joining")
+                self._send(messages.FINISHED, messages.RankOutcome(now, now, failure=failure, reusable=False))
+                return
         self.tracer.board.clear(self.place.rank, has_begun=True)
         self._settle_in(task)
         self.tracer.reset(task.pace)
@@ -219,7 +224,7 @@ class Worker:
         try:
             fn, args = cloudpickle.loads(task.function)
             kind = "raised"
-            if not (task.pace or self.has_run):
+            if not self.has_run:
                 self._line_up()
             outcome.started = time.perf_counter()
             value = self._call(fn, args)
@@ -241,7 +246,7 @@ class Worker:
                 os._exit(0)
 
     def _line_up(self) -> None:
-        """Start together, since a head start would show in the timeline."""
+        """Start together: a head start would show in the timeline, and nobody starts where a rank could not join."""
         world: Any = dist.group.WORLD
         world.inner.barrier().wait()
         self.has_run = True
