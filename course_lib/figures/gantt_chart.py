@@ -47,6 +47,8 @@ def gantt(
     ghost: another timeline, in thin bars under those of the same ranks.
     usual: seconds on the axis of time; a longer run doubles it, and the picture says so.
     """
+    if not isinstance(timeline, Timeline):
+        raise TypeError(f"gantt draws a timeline, not a {type(timeline).__name__}: gantt(run.timeline)")
     shown = [with_final_waits(one) for one in (timeline, compare) if one is not None]
     drawn = [*shown, ghost] if ghost else shown
     kinds = {span.kind for one in drawn for span in one.spans if span.duration}  # otherwise invisible

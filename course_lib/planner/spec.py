@@ -423,7 +423,7 @@ def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int)
         factors = f"dp={plan.dp} x tp={plan.tp} x pp={plan.pp}" + (f" x cp={plan.cp}" if plan.cp > 1 else "")
         rest = n_devices // (plan.tp * plan.pp * plan.cp)
         advice = f"; with dp={rest} it would" if rest * plan.tp * plan.pp * plan.cp == n_devices else ""
-        yield f"{factors} makes {plan.devices} devices, but the cluster has {n_devices}{advice}"
+        yield f"{factors} makes {plan.devices}, but the cluster has {n_devices} devices{advice}"
     if global_batch < 1 or global_batch % (plan.dp * plan.micro_batch):
         ranks = f"dp={plan.dp} ranks in micro-batches of {plan.micro_batch}"
         yield f"global_batch={global_batch} does not divide among {ranks}; dp x micro_batch has to divide it"

@@ -64,6 +64,11 @@ def test_no_rank_is_named_where_all_waited_equally_long() -> None:
     assert gantt(simulate(SCHEDULES["gpipe"](4, 4), 1, 2)).summary.endswith("; all waited equally long.")
 
 
+def test_what_is_no_timeline_is_refused_with_what_would_work() -> None:
+    with pytest.raises(TypeError, match=r"gantt\(run.timeline\)"):
+        gantt([1.0, 2.0])  # type: ignore[arg-type]
+
+
 def test_there_is_a_row_for_each_rank_also_for_one_that_did_nothing() -> None:
     svg = gantt(Timeline([Span(2, "forward", "", 0.0, 1.0)], 4)).svg
     rows = [places(svg)[f"rank {rank}"][1] for rank in range(4)]

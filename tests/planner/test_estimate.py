@@ -239,7 +239,7 @@ def test_every_device_names_its_source_and_the_origin_of_what_it_achieves(device
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tp": 5, "dp": 2}, r"tp=5 does not divide heads=96.*so use tp=1, 2, 3, 4, 6"),
-    ({"dp": 3}, r"dp=3 x tp=8 x pp=8 makes 192 devices, but the cluster has 128; with dp=2 it would"),
+    ({"dp": 3}, r"dp=3 x tp=8 x pp=8 makes 192, but the cluster has 128 devices; with dp=2 it would"),
     (
         {"micro_batch": 3},
         r"global_batch=128 does not divide among dp=2 ranks in micro-batches of 3; dp x micro_batch has to",

@@ -95,6 +95,11 @@ def test_a_slip_in_the_syntax_is_shown_at_its_line_and_nothing_is_run(notebook: 
     assert notebook.run("%%ranks 2\nmine") == ["rank 0 | 0", "rank 1 | 1"]
 
 
+@pytest.mark.parametrize("number", ["", " two", " 2.5"])
+def test_a_cell_without_a_number_of_ranks_says_where_it_belongs(notebook: Notebook, number: str) -> None:
+    assert "%%ranks 4" in str(notebook.fails(f"%%ranks{number}\nrank"))
+
+
 def test_a_variable_of_the_notebook_is_explained(notebook: Notebook) -> None:
     notebook.run("batch = [1, 2]")
     assert "'batch' is a variable of the notebook" in str(notebook.fails("%%ranks 2\nprint(batch)"))

@@ -64,7 +64,8 @@ def parse(text: str, quantity: Quantity) -> float:
 
     Raises ValueError, saying what would work, for text without a number or with another unit.
     """
-    found = re.fullmatch(r"\s*((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([^\d\s,.].*?)?\s*", text)
+    digits = r"(?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,2})?"
+    found = re.fullmatch(rf"({digits})\s*([^\d\s,.].*)?", text.strip())
     if not found and (comma := re.match(r"\s*(\d+),(\d+)", text)):
         raise ValueError(f"{text!r} has a comma among its digits; write {comma[1]}.{comma[2]} with a point")
     if not found:

@@ -30,7 +30,9 @@ class RanksMagic(Magics):
         Its variables stay on the ranks for the next %%ranks cell with the same number of ranks.
         """
         assert self.shell is not None
-        world_size: Any = int(line) if line.strip().isdigit() else line
+        if not line.strip().isdigit():
+            raise ValueError("write the number of ranks behind it, as in %%ranks 4")
+        world_size = int(line)
         check_arguments(run_cell, world_size, (), _TIMEOUT, None, "cpu")
         source = f"#%%ranks {line}\n{cell}"  # the same line numbers as in the notebook
         filename = f"cell In[{len(self.shell.user_ns['In']) - 1}]"

@@ -66,7 +66,7 @@ def test_shards_and_virtual_stages_are_written_too() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "dp=1 x tp=1 x pp=1 makes 1 devices, but the cluster has 8"),
+        ("", "dp=1 x tp=1 x pp=1 makes 1, but the cluster has 8 devices"),
         ("eight replicas", "'eight replicas' is no part of a plan; write for instance"),
         ("dp=8 and tp=1", "'and' is no part of a plan"),
         ("dp=8 gpus=8", "'gpus' is nothing that a plan has; it has dp, tp, pp"),
@@ -79,7 +79,7 @@ def test_shards_and_virtual_stages_are_written_too() -> None:
         ("dp=8 sequence_parallel=maybe", "write for instance sequence_parallel=False"),
         ("dp=8 recompute=full recomputed=half", "write for instance recomputed=1.0"),
         ("dp=8 recompute=some", "recompute='some' is unknown; choose one of none, selective, full"),
-        ("dp=4", "dp=4 x tp=1 x pp=1 makes 4 devices, but the cluster has 8; with dp=8 it would"),
+        ("dp=4", "dp=4 x tp=1 x pp=1 makes 4, but the cluster has 8 devices; with dp=8 it would"),
         ("dp=8 micro_batch=3", "global_batch=64 does not divide among dp=8 ranks in micro-batches of 3"),
         ("dp=8 precision=fp8", "precision='fp8' is nothing A100-80GB computes in; it has bf16, fp16, fp32"),
         ("dp=0", "dp=0 has to be at least 1"),

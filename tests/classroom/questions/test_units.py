@@ -50,6 +50,7 @@ def test_numbers_are_read(text: str, quantity: Quantity, value: float) -> None:
         ("many", BYTES, "'many' is not a number of bytes; write for instance '12 MB'"),
         ("", TIMES, "'' is not a factor"),
         ("-3", TIMES, "'-3' is not a factor"),
+        ("1e400", TIMES, "'e400' is not a unit of a factor"),
         ("1,5 MB", BYTES, "'1,5 MB' has a comma among its digits; write 1.5 with a point"),
         ("8.8 secs", SECONDS, "'secs' is not a unit of a time; write for instance '1.5 s'"),
         ("12 MB", TIMES, "'MB' is not a unit of a factor"),

@@ -180,7 +180,7 @@ def journal_form(plan: Plan) -> str:
 def test_a_plan_that_cannot_exist_is_told_so_before_and_after_the_click() -> None:
     card = Card("same_plan")
     choose(card, tp="2")
-    reason = "dp=8 x tp=2 x pp=1 makes 16 devices, but the cluster has 8; with dp=4 it would"
+    reason = "dp=8 x tp=2 x pp=1 makes 16, but the cluster has 8 devices; with dp=4 it would"
     assert card.field.widget.said == f"Not possible: {reason}."
     press(card.main)
     assert reason in card.status.value
