@@ -98,6 +98,7 @@ def a_shard_is_left_out(page: Page, desk: Locator) -> None:
         press(page, "Tab")
     press(page, "l")  # as in "leave out a shard"
     expect(chosen(desk, "where")).to_have_text(re.compile("^0"), timeout=RUN)
+    expect(chosen(desk, "from checkpoint")).to_be_enabled()  # Tab leads over it as soon as there is a choice
     focused(what)
     press(page, "Tab", "4", "Tab", "Tab")
     focused(do)
