@@ -197,6 +197,10 @@ lighter_step = in_little_memory("lighter_step", passed_on, _play_steps, lambda s
 share = " * (len(b) / len(targets))"
 lighter_step.mistake(changed(sample_by_sample, "losses_summed", share, ""))
 lighter_step.mistake(changed(sample_by_sample, "last_loss", " + (0 if total is None else total)", ""))
+twos, sum_so_far = ("size = None, 1", "size = None, 2"), "loss.detach() + (0 if total is None else total)"
+lighter_step.mistake(changed(sample_by_sample, "summed_in_twos", *twos, share, ""))
+lighter_step.mistake(changed(sample_by_sample, "alike_in_twos", *twos, share, " / len(inputs.split(size))"))
+lighter_step.mistake(changed(sample_by_sample, "last_mean", *twos, sum_so_far, "loss.detach() / len(y) * len(targets)"))
 lighter_step.mistake(changed(sample_by_sample, "last_alone", "    loss = p", "    stage.zero_grad(); loss = p"))
 
 

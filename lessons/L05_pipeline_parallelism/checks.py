@@ -104,6 +104,8 @@ def _would_do(observed: list[Observed]) -> str:
         own, yours = [*range(row, n_stages, len(rows))], sorted({stage for stage, _ in of_row})
         if yours != own:
             return f"Rank {row} has stages {own}, and your list for it has {yours or 'none'}."
+        if beyond := [one[0] for _, one in of_row if int(one[2]) >= m]:
+            return f"Rank {row} runs {beyond[0]}, and the {m} micro-batches are numbered from 0 to {m - 1}."
     schedule = Schedule([[Action(one[1], stage, int(one[2])) for stage, one in of_row] for of_row in found])
     try:
         validate(schedule)

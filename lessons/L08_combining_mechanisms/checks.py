@@ -127,10 +127,11 @@ def norm(gradients: list[Any], copied_on: list[Axes], groups: Groups) -> float:
 
 
 def _held(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], list[Axes], Groups]:
-    """A rank's gradients: of a cut matrix, of a whole norm, and on the first and last stage of a cut embedding."""
+    """A rank's gradients: of a cut matrix, a norm, what only it holds, and on the first and last stage an embedding."""
     groups = grouped(rank, *sizes)
     numbers = {axis: members.index(rank) for axis, members in groups.items()}
     kinds: list[tuple[int, Axes]] = [(4, ("dp",)), (2, ("dp", "tp"))] * (sizes[1] < 3 or numbers["pp"] != 1)
+    kinds += [(1, ())] * (sizes[0] == 1)
     kinds += [(3, ("dp", "pp"))] * (numbers["pp"] in (0, sizes[1] - 1))
     gradients: list[Any] = []
     for size, axes in kinds:

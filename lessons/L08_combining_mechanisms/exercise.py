@@ -132,7 +132,7 @@ def gradient_norm(gradients, copied_on, groups):
         parameter is not trained. Other ranks hold other shapes and other numbers of them.
     copied_on: for each gradient a tuple of axes, like ("dp", "tp"). Along these there are
         copies, which are equal. Of a group of "dp" and "tp" all ranks have one, of a group
-        of "pp" the first and the last.
+        of "pp" the first and the last. It may be (): then no other rank has a copy.
     groups: what mesh_groups returns for this rank. All ranks together are the mesh.
 
     Returns the norm as a number, the same on all ranks. Communicates once, one number. The

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.classroom.checks.exercise import Exercise, rated
 from course_lib.classroom.checks.part import changed
 from course_lib.classroom.checks.verdict import Verdict
-from lessons.L02_data_parallelism.checks_averaging import in_buckets
+from lessons.L02_data_parallelism.checks_averaging import each_alone, in_buckets
 from lessons.L04_layerwise_model_parallelism.checks import sample_by_sample
-from lessons.L05_pipeline_parallelism.checks import halves, in_halves
+from lessons.L05_pipeline_parallelism.checks import halves, in_halves, listed, ran
 from lessons.L06_tensor_parallelism.checks import one_after_the_other, with_one_f_and_g
 from lessons.L08_combining_mechanisms.checks import completed, in_turn
 from tests.lessons.parts import checks
@@ -70,7 +71,7 @@ def test_each_is_put_on_the_scale(task: Exercise) -> None:
     passed, levels = Verdict(task.name, "passed", "Exact.", share=1.0), [*SHARES]
     for program, level in solutions(task).items():
         verdict = rated(passed, task, task.budget, task.run([program], task.price_case))
-        assert verdict.message.endswith(f"{task.budget[0]}: {levels[level]}."), program.__name__
+        assert f"{task.budget[0]}: {levels[level]}." in verdict.message, program.__name__
         assert (verdict.share, verdict.passed) == (SHARES[levels[level]], level > 0)
 
 
@@ -82,6 +83,29 @@ def test_a_check_compares_three_timelines_and_the_step_as_given_earns_nothing() 
     shown = verdict.idle._repr_mimebundle_()
     assert shown["text/html"].count("<img") == 2  # yours on one axis with each of the two
     assert shown["text/plain"].count("below it emulated") == 2
+
+
+def forward_first(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Callable, width: int) -> None:
+    actions = listed("gpipe", dist.get_rank(), dist.get_world_size(), 16)
+    ran(actions, stage, [*inputs.split(4)], [*targets.split(4)], loss_fn, width)
+
+
+@pytest.mark.parametrize(
+    ("task", "program", "words"),
+    [
+        (checks.faster_backward, buckets(10**9), "out of budget."),
+        (checks.faster_backward, each_alone, "That is as much as the step you were given."),
+        (checks.lighter_step, forward_first, "forward 16 times before it first goes back, and 1 in the best known"),
+        (checks.lighter_step, pieces(16), "bytes of extra memory: met."),
+    ],
+)
+def test_what_saves_nothing_is_told_what_it_shares_with_the_step_as_given(
+    task: Exercise, program: Callable, words: str
+) -> None:
+    assert task.budget
+    message = rated(Verdict(task.name, "passed", ""), task, task.budget, task.run([program], task.price_case)).message
+    assert words in message
+    assert words[-1] != "." or message.endswith(("met.", "out of budget.", "at another time than that one?"))
 
 
 def test_a_solution_that_is_not_exact_earns_nothing_however_many_cases_it_passes() -> None:

@@ -22,6 +22,7 @@ from course_lib.classroom.checks.prose import TEXTS
 from course_lib.classroom.checks.telling import told
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, renew
+from course_lib.timeline import Timeline
 
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
 LEVELS = ("best known", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)  # and shares of the points
@@ -178,11 +179,25 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
     given, best = exercise.run_right(case), exercise.run([program], case)
     yours, at_first, least = map(AMOUNTS[what], (run, given, best))
     level, share = LEVELS[bisect_left((least, good, met), yours / (1 + 1e-9))]
-    text = f"{verdict.message} It takes {yours:,.0f} {what}: {level}."
+    text = f"{verdict.message} It takes {yours:,.0f} {what}: {level}.{_too_much(run, given, best, what)}"
     facts = (("The scale", f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known"),)
     beside = {"as given": given.timeline} | ({"best known": best.timeline} if yours > least else {})
     idle = Idle(run.timeline, best.timeline.idle_fraction(), beside)
     return replace(verdict, outcome="passed" if share else "price", message=text, facts=facts, share=share, idle=idle)
+
+
+def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
+    """A sentence about what an open task's solution has in common with the step as given, or holds at a time."""
+    ahead, least = (_passes_ahead(one.timeline) for one in (run, best))
+    if "memory" in what and ahead > least:
+        return f" {TEXTS['passes ahead'].format(ahead=ahead, least=least)}"
+    return f" {TEXTS['as given']}" * (AMOUNTS[what](run) == AMOUNTS[what](given))
+
+
+def _passes_ahead(timeline: Timeline) -> int:
+    """The forward passes of rank 0 before its first backward pass."""
+    kinds = [span.kind for span in timeline.of(0) if span.kind in ("forward", "backward")]
+    return [*kinds, "backward"].index("backward")
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:

@@ -15,6 +15,8 @@ from course_lib.classroom.checks.evidence import Difference, Evidence, is_same, 
 from course_lib.classroom.checks.prose import TEXTS
 from course_lib.ranks import listing
 
+SENT = "what rank {} sent"
+
 
 def told(found: Evidence, again: Evidence | None = None) -> str:
     """A sentence or two about what is wrong in a run that ended well. again: of the same program in a later case."""
@@ -169,7 +171,7 @@ def _by_rank(found: Evidence, one: Difference) -> dict[str, list[Tensor | None]]
     }
     known |= {f"piece {one.rank} of {name}": [_piece(v, one.rank, len(of)) for v in of] for name, of in known.items()}
     known |= {f"what `{n}` of rank {{}} should be": [of.get(n) for of in right] for n in right[one.rank]}
-    known["what rank {} sent"] = [seen.sent[0].content if seen.sent else None for seen in found.observed]
+    known[SENT] = [seen.sent[0].content if seen.sent else None for seen in found.observed]
     return {name: [_shaped(value, one.got) for value in values] for name, values in known.items()}
 
 
@@ -192,8 +194,9 @@ def _parts(found: Evidence, one: Difference) -> list[dict[str, Tensor]]:
     of_all = {n: some for n, of in by_rank.items() if len(some := [v for v in of if v is not None]) == len(of)}
     others = {n.format(r): v for n, of in by_rank.items() for r, v in enumerate(of) if v is not None}
     others |= {TEXTS["largest"].format(what=n.format("r")): torch.stack(of).amax(0) for n, of in of_all.items()}
-    sums = [{n.format(rank): v for rank, v in enumerate(of)} for n, of in of_all.items()]
-    return sums + [{"what it should be": expected, name: value} for name, value in others.items()]
+    sums = {n: {n.format(rank): v for rank, v in enumerate(of)} for n, of in of_all.items()}
+    sent = [sums.pop(SENT)] if SENT in sums else []  # last, as it says least about a value
+    return [*sums.values(), *({"what it should be": expected, name: value} for name, value in others.items()), *sent]
 
 
 def _sum(found: Evidence, one: Difference) -> str:

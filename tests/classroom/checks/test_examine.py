@@ -183,8 +183,8 @@ ACCIDENTS = {
     tags_by_rank: "Rank 1 sends with tag 1, and rank 0 waits for tag 0",
     receives_once_more: "Rank 0 waits for message 2 of rank 1, which has sent 1",
     does_not_wait: "Keep the handle that it returns and call its wait()",
-    buffer_too_small: "the size of what arrives",
-    buffer_too_large: "the size of what arrives",
+    buffer_too_small: "has the right size for what should travel",
+    buffer_too_large: "has the right size for what should travel",
     buffer_of_wrong_dtype: "the dtype of what arrives",
     collective_on_rank_0: "The call that waits",
 }

@@ -269,7 +269,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         trained,
         trains_alone=("sends nothing", shard, "weights.clone()", mean, "gradient", whole, "shard"),
         decays_what_is_frozen=("changes `0.bias`", *frozen_too, grads, or_zeros),
-        trains_on_the_first_batch=("not what was asked for", "in batches", "in batches[:1]"),
+        trains_on_the_first_batch=("as it is after the first step", "in batches", "in batches[:1]"),
         normalizes_the_inputs=(
             "changes `batches[0][0]`",
             "optimizer.step()",
@@ -331,7 +331,7 @@ ACCIDENTS: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.all_gather: told(
         gathered,
-        cut_by_chunk=("the size of what arrives", *in_a_list, cut, "[*whole.chunk(n)]"),
+        cut_by_chunk=("has the right size for what should travel", *in_a_list, cut, "[*whole.chunk(n)]"),
         receives_first=("nobody has sent yet", both, "dist.recv(pieces[source], source); dist.send(piece, to)"),
     ),
     checks.train_sharded: told(

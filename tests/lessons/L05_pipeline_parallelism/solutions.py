@@ -187,7 +187,11 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
             "actions = [",
             "stage = 0; actions = [",
         ),
-        counts_from_one=("could not run: rank 0 never runs F of micro-batch 0 on stage 0", "return actions", from_one),
+        counts_from_one=(
+            "Rank 0 runs F2, and the 2 micro-batches are numbered from 0 to 1",
+            "return actions",
+            from_one,
+        ),
         backward_first=("could not run", pair, f"{pair}[::-1]"),
     ),
     checks.interleaved_actions: told(

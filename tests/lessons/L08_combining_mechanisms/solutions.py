@@ -122,7 +122,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         norm_not_returned=("`the result` is None", "return ", ""),
         norm_that_clips=("changes `gradients[0]`", "return", clips),
         norm_on_rank_0=("on rank 1. Right on rank 0.", root, f"{root} if rank == 0 else 0.0"),
-        norm_of_frozen_as_one=("not what was asked for", *frozen_as_one),
+        norm_of_frozen_as_one=("a small number that is added", *frozen_as_one),
     ),
     checks.complete_gradients: told(
         completed,
