@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from course_lib.classroom import journal
 from course_lib.classroom.questions import plan_text
+from course_lib.figures.axis import memory_size
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
 from course_lib.planner.estimate import unchecked_estimate
@@ -159,5 +160,8 @@ def _try(policy: Policy, model: ModelSpec, cluster: Cluster, batch: int, best: P
     except (ValueError, TypeError) as error:
         return inf, f"There can be no such plan: {error}"
     if not found.fits:
-        return inf, f"{plan_in_words(plan)}. {found.why}"
+        low, high, there = map(memory_size, (found.memory.low, found.memory.high, found.capacity))
+        largest = max(found.memory.parts, key=found.memory.parts.__getitem__)
+        needs = f"It {found.fit}: {low} to {high} by the software, most of it {largest}, and {there} are there."
+        return inf, f"{plan_in_words(plan)}. {needs}"
     return found.step_time.total / estimate(model, cluster, best, batch).step_time.total, plan_in_words(plan)

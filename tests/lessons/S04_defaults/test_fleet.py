@@ -113,7 +113,7 @@ def test_the_worst_comes_first_and_says_why() -> None:
         (lambda: Plan(), "The policy raised TypeError"),
         (lambda *pair: None, "A Plan is asked for, and this is of type NoneType."),
         (lambda *pair: "dp=8", "A Plan is asked for, and this is of type str."),
-        (lambda *pair: Plan(dp=7), "There can be no such plan: dp=7 x tp=1 x pp=1 makes 7 devices"),
+        (lambda *pair: Plan(dp=7), "There can be no such plan: dp=7 x tp=1 x pp=1 makes 7, but the cluster has"),
         (lambda *pair: Plan(dp="8"), "The policy raised TypeError"),  # type: ignore[arg-type]
         (lambda *pair: replace(Plan(), dp=0.5), "The policy raised ValueError"),  # type: ignore[arg-type]
         (lambda model, *pair: model.layer, "The policy raised AttributeError"),
