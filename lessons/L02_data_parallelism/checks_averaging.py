@@ -248,12 +248,13 @@ def each_alone(model: nn.Module, loss: Tensor) -> None:
         gradient /= dist.get_world_size()
 
 
-def _play_any(fn: Callable, model: nn.Sequential, minibatches: list, bucket_size: int) -> None:
+def _play_any(fn: Callable, model: nn.Sequential, minibatches: list, bucket_size: int) -> dict[str, Tensor]:
     for x, targets in minibatches:
         model.zero_grad()
         for layer in model:
             x = on_the_clock(layer(x))
         fn(model, mse_loss(x, targets))
+    return {"models whose hooks are still there": torch.tensor(int(_take_hooks_off(model)))}
 
 
 def _any_cases(seed: int) -> list[Case]:

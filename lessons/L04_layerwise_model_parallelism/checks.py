@@ -17,6 +17,7 @@ from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case, changed, normal, prepared
+from course_lib.classroom.checks.samples import miscounted
 from course_lib.classroom.checks.tables import Plans, as_numbers, computing
 from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Link, Pace
@@ -142,6 +143,7 @@ def passed_on(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Callab
 
 def _steps(n: int, layers: int, seed: int, steps: int = 1, frozen: int = -1, new: str = "", **sizes: int) -> Case:
     text = f"{n} ranks, {layers} layer{'s' * (layers > 1)} on each" + f", {steps} minibatches" * (steps > 1)
+    text += f", {sizes['samples']} samples" if "samples" in sizes else ""
     arguments = partial(_one_stage_each, n, layers, seed, steps, frozen, **sizes)
     return Case(text + f", those of rank {frozen} frozen" * (frozen >= 0), n, arguments, new)
 
@@ -172,14 +174,21 @@ def _play_steps(fn: Callable, stage: nn.Module, minibatches: list, loss_fn: Call
 
 PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.001))
 price_steps = _steps(4, 2, 0, new="hidden states get wider from rank to rank", wider=2)
+rule = partial(miscounted, inputs="minibatches[0][0]", targets="minibatches[0][1]")
 forward_and_backward = Exercise(
-    "forward_and_backward", passed_on, _play_steps, _all_steps, price_steps, PACE, rounding=1e-12
+    "forward_and_backward", passed_on, _play_steps, _all_steps, price_steps, PACE, rounding=1e-12, rule=rule
 )
 forward_and_backward.change("no_leaf", "x.requires_grad_()", "pass", fails=True)
 forward_and_backward.change("frozen_forgotten", "if y.requires_grad", "if True", fails=True)
 
 
 # In little memory
+
+
+def _odd_minibatches(seed: int) -> list[Case]:
+    """Minibatches that no pieces of two or more divide, whatever their size."""
+    sizes = [(2, 3, 1), (3, 5, 1), (2, 17, 2)]
+    return [_steps(n, 2, seed + n, steps, samples=samples, new="more samples") for n, samples, steps in sizes]
 
 
 def sample_by_sample(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Callable, width: int) -> Any:
@@ -192,15 +201,16 @@ def sample_by_sample(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn:
 
 price = _steps(4, 4, 0, samples=64, new="a minibatch of 64 samples")
 levels = "bytes of extra memory", 8_276, 4_138, sample_by_sample
-in_little_memory = partial(Exercise, rounding=1e-12, budget=levels)
-lighter_step = in_little_memory("lighter_step", passed_on, _play_steps, lambda s: _all_steps(s)[2:5], price, PACE)
+in_little_memory = partial(Exercise, rounding=1e-12, budget=levels, rule=rule)
+lighter_step = in_little_memory("lighter_step", passed_on, _play_steps, _odd_minibatches, price, PACE)
 share = " * (len(b) / len(targets))"
 lighter_step.mistake(changed(sample_by_sample, "losses_summed", share, ""))
 lighter_step.mistake(changed(sample_by_sample, "last_loss", " + (0 if total is None else total)", ""))
-twos, sum_so_far = ("size = None, 1", "size = None, 2"), "loss.detach() + (0 if total is None else total)"
-lighter_step.mistake(changed(sample_by_sample, "summed_in_twos", *twos, share, ""))
-lighter_step.mistake(changed(sample_by_sample, "alike_in_twos", *twos, share, " / len(inputs.split(size))"))
-lighter_step.mistake(changed(sample_by_sample, "last_mean", *twos, sum_so_far, "loss.detach() / len(y) * len(targets)"))
+lighter_step.mistake(changed(sample_by_sample, "cleared", "    total, size", "    stage.zero_grad(); total, size"))
+so_far, mean = "loss.detach() + (0 if total is None else total)", "loss.detach() / len(y) * len(targets)"
+for size in (2, 4):
+    pieces = "size = None, 1", f"size = None, {size}"
+    lighter_step.mistake(changed(sample_by_sample, f"last_of_{size}", *pieces, so_far, mean))
 lighter_step.mistake(changed(sample_by_sample, "last_alone", "    loss = p", "    stage.zero_grad(); loss = p"))
 
 

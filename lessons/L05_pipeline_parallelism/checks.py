@@ -17,6 +17,7 @@ from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case, Observed, changed, effect, normal, on_the_clock, prepared
+from course_lib.classroom.checks.samples import miscounted
 from course_lib.classroom.checks.tables import Plans, as_number, computing
 from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Link, Pace
@@ -200,7 +201,8 @@ def _play_actions(
     return {"order of passes": " ".join(passes)}
 
 
-run_actions = on_devices("run_actions", ran, _play_actions, _steps, _step(4, "1f1b", (2,) * 6, 0), rounding=1e-12)
+price = _step(4, "1f1b", (2,) * 6, 0)
+run_actions = on_devices("run_actions", ran, _play_actions, _steps, price, rounding=1e-12, rule=miscounted)
 whole = "actions, inputs, targets = [one for one in actions if one[2] == 0], [torch.cat(inputs)], [torch.cat(targets)]"
 run_actions.change("one_piece", "rank, last, samples =", f"{whole}; rank, last, samples =")
 run_actions.change("overwritten", "in_flight[k] = x, y", "in_flight = dict.fromkeys(range(99), (x, y))", fails=True)
@@ -233,7 +235,8 @@ def _uneven_cases(seed: int) -> list[Case]:
 
 halves = "[len(inputs) // 2, len(inputs) - len(inputs) // 2]"
 levels = "emulated milliseconds", 270, 258, changed(in_halves, "best", halves, "[2, *map(len, inputs[2:].split(4))]")
-uneven = partial(Exercise, pace=Pace({"forward": 0.001, "backward": 0.002}, Link(0.001)), budget=levels)
+pace = Pace({"forward": 0.001, "backward": 0.002}, Link(0.001))
+uneven = partial(Exercise, pace=pace, budget=levels, rule=miscounted)
 faster_pipeline = uneven("faster_pipeline", in_halves, effect, _uneven_cases, _uneven(4, 24, 0), rounding=1e-12)
 
 

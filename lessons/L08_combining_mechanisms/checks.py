@@ -95,7 +95,8 @@ def _beyond_the_mesh(observed: list[Observed]) -> str:
     n = math.prod(int(str(observed[0].before[axis])) for axis in AXES)
     groups = [(name, one) for seen in observed for name, one in seen.values.items() if isinstance(one, Tensor)]
     wrong = [(name, int(rank)) for name, one in groups for rank in one.flatten() if not 0 <= rank < n]
-    return "`{}` names rank {}, and there are the ranks 0 to {}.".format(*wrong[0], n - 1) if wrong else ""
+    text = "`{}` names rank {}, and there are the ranks 0 to {}. Along an axis, is each number below its size?"
+    return text.format(*wrong[0], n - 1) if wrong else ""
 
 
 price = _mesh(4, (2, 2, 2), 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +23,6 @@ from course_lib.classroom.checks.prose import TEXTS
 from course_lib.classroom.checks.telling import told
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, renew
-from course_lib.timeline import Timeline
 
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
 LEVELS = ("best known", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)  # and shares of the points
@@ -187,17 +187,20 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
 
 
 def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
-    """A sentence about what an open task's solution has in common with the step as given, or holds at a time."""
-    ahead, least = (_passes_ahead(one.timeline) for one in (run, best))
-    if "memory" in what and ahead > least:
-        return f" {TEXTS['passes ahead'].format(ahead=ahead, least=least)}"
-    return f" {TEXTS['as given']}" * (AMOUNTS[what](run) == AMOUNTS[what](given))
+    """A sentence about what costs an open task's solution more than the best known; "" if these looks see nothing."""
+    (passes, ahead), (least, least_ahead) = map(_passes, (run, best))
+    if "memory" in what and ahead > least_ahead:
+        return f" {TEXTS['passes ahead'].format(ahead=ahead, least=least_ahead)}"
+    if "memory" not in what and passes > least:
+        return f" {TEXTS['passes'].format(passes=passes, least=least)}"
+    yours, at_first = map(AMOUNTS[what], (run, given))
+    return f" {TEXTS['as given']}" * math.isclose(yours, at_first, rel_tol=1e-3)
 
 
-def _passes_ahead(timeline: Timeline) -> int:
-    """The forward passes of rank 0 before its first backward pass."""
-    kinds = [span.kind for span in timeline.of(0) if span.kind in ("forward", "backward")]
-    return [*kinds, "backward"].index("backward")
+def _passes(run: Run) -> tuple[int, int]:
+    """The forward passes of rank 0, and those before its first backward pass."""
+    kinds = [span.kind for span in run.timeline.of(0) if span.kind in ("forward", "backward")]
+    return kinds.count("forward"), [*kinds, "backward"].index("backward")
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:

@@ -72,8 +72,8 @@ def _another_kind(found: Evidence, one: Difference) -> str:
         return found.exercise.rule(found.observed) or _say("other word", one)
     if isinstance(got, str) and got in ("None", "nothing"):
         return _say("none", one, got=got.replace("nothing", "missing"))
-    text, numbers = _say("other kind", one, what=one.differs_in), [v for v in (expected, got) if isinstance(v, Tensor)]
-    return text + f" {TEXTS['right numbers']}" * (len(numbers) == 2 and _same_numbers(found, *numbers))
+    both = isinstance(expected, Tensor) and isinstance(got, Tensor) and _same_numbers(found, one)
+    return _say("other kind", one, what=one.differs_in) + f" {TEXTS['right numbers']}" * both
 
 
 # What all wrong numbers have in common
@@ -104,7 +104,7 @@ def _same_relation(found: Evidence, wrong: list[Difference], again: Evidence | N
         return TEXTS["zero"]
     if factor := _factor(found, wrong):
         return _by_a_factor(factor, found, again)
-    if len(expected.unique()) > 1 and _same_numbers(found, expected, got):
+    if len(expected.unique()) > 1 and all(_same_numbers(found, one) for one in wrong):
         return TEXTS["places"]
     more = float((got - expected).mean())
     if len(expected.unique()) > 1 and is_same(got, expected + more, found.tolerance + 1e-12 * largest):
@@ -112,9 +112,10 @@ def _same_relation(found: Evidence, wrong: list[Difference], again: Evidence | N
     return ""
 
 
-def _same_numbers(found: Evidence, expected: Tensor, got: Tensor) -> bool:
-    one, other = (value.double().flatten().sort()[0] for value in (expected, got))
-    return is_same(one, other, found.tolerance)
+def _same_numbers(found: Evidence, one: Difference) -> bool:
+    """Whether a value has the right numbers, in whatever order."""
+    expected, got = (value.double().flatten().sort()[0] for value in (one.expected, one.got))  # type: ignore[union-attr]
+    return is_same(expected, got, found.tolerance)
 
 
 def _factor(found: Evidence, wrong: list[Difference]) -> float:
