@@ -135,7 +135,9 @@ def _explain_accident(
     said = error.message if error.details.startswith("Traceback") else f"{error.message} {error.details}"
     lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in said)
     facts = (("What happened", error.message), *(("Line", line) for line in lines))
-    failing = [one for one in exercise.mistakes if one.fails and cause and _how_it_fails(exercise, case, one) == ended]
+    parts = 2 if passed else 3  # behind cases that pass, the operations before the same exception may be others
+    ways = {one: _how_it_fails(exercise, case, one) for one in exercise.mistakes if one.fails and cause}
+    failing = [one for one, way in ways.items() if way[:parts] == ended[:parts]]
     if mistakes := [one for one in failing if not any(_how_it_fails(exercise, was.case, one) for was in passed)]:
         return _named(Verdict(exercise.name, "idea", "", facts=facts), mistakes)
     used = getattr(getattr(fn, "__code__", None), "co_names", ())
