@@ -40,25 +40,22 @@ def told(found: Evidence, again: Evidence | None = None) -> str:
     if all(is_same(one.before, one.got) for one in wrong):
         return TEXTS["before"].format(names=_names([one.name for one in wrong]))
     each = (look(found, one) for one in wrong[:12] for look in (_first_relation, _sum))
-    looks = _same_relation(found, wrong, again) or next(filter(None, each), "") or _fallback(found, any(sends))
+    looks = _same_relation(found, wrong, again) or next(filter(None, each), "") or _fallback(found)
     return f"{looks} {_where(found)}".strip()
 
 
-def _fallback(found: Evidence, sends: bool) -> str:
+def _fallback(found: Evidence) -> str:
     text = TEXTS["different"].format(rank=found.disagreeing[0]) if found.disagreeing else TEXTS["wrong"]
-    return f"{text} {_messages(found) if sends else ''}".strip()
+    return f"{text} {TEXTS['sends right'] * _sends_right(found)}".strip()
 
 
-def _messages(found: Evidence) -> str:
-    """The first wrong message, or that all are right, if they are as many and as long as the right ones."""
-    both = [(rank, *pair) for rank, pair in enumerate(zip(found.observed, found.right, strict=True))]
-    flags = all(sent.content.numel() == 1 for seen in found.observed for sent in seen.sent)  # 1 may say yes, or no
-    if (flags and _right(found)) or any([*map(traffic, a.sent)] != [*map(traffic, b.sent)] for _, a, b in both):
-        return ""
-    pairs = ((i, rank, pair) for rank, a, b in both for i, pair in enumerate(zip(a.sent, b.sent, strict=True)))
-    off = [(i, rank) for i, rank, (a, b) in pairs if not is_same(a.content, b.content, found.tolerance)]
-    number, rank = min(off, default=(-1, 0))
-    return TEXTS["sends other" if off else "sends right"].format(rank=rank, number=number + 1)
+def _sends_right(found: Evidence) -> bool:
+    """Whether all messages are those of the right solution, and say something: a lone number may be a yes or a no."""
+    both = [pair for pair in zip(found.observed, found.right, strict=True) if pair[0].sent or pair[1].sent]
+    pairs = [pair for a, b in both for pair in zip(a.sent, b.sent, strict=False)]
+    is_alike = all([*map(traffic, a.sent)] == [*map(traffic, b.sent)] for a, b in both)
+    is_right = is_alike and all(is_same(a.content, b.content, found.tolerance) for a, b in pairs)
+    return is_right and any(a.content.numel() > 1 for a, _ in pairs)
 
 
 def _say(heading: str, one: Difference, **fields: Any) -> str:
