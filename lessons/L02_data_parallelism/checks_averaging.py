@@ -222,7 +222,7 @@ def _few(observed: list[Observed]) -> str:
     arguments = observed[0].before
     steps = len([name for name in arguments if name.endswith("][0]")])
     size = sum(one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments)  # type: ignore[misc, union-attr]
-    most = steps * (size // int(arguments["bucket_size"]) + 1), steps * size
+    most = steps * (-(-size // int(arguments["bucket_size"]))), steps * size
     return sent_more(observed, most, "The gradients are")
 
 

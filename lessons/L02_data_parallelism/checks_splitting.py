@@ -85,7 +85,9 @@ def _rule(observed: list[Observed]) -> str:
     if min(min(share, default=0) for share in shares) < 0 or not any(shares):
         return ""
     where = "; ".join(f"rank {rank}: {', '.join(map(str, share)) or 'none'}" for rank, share in enumerate(shares))
-    return f"These samples go to your ranks, by their place in the batch. {where}."
+    text = f"These samples go to your ranks, by their place in the batch. {where}."
+    apart = "A second call of your function, with the targets in place of the inputs, gives others."
+    return f"{text} {apart}" if shares != _samples(observed, "targets") else text
 
 
 price_case, pace = _case(4, 10), Pace({"forward": 0.01})

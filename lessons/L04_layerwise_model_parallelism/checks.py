@@ -69,7 +69,8 @@ def _dearest(model: tuple, stages: Any) -> str:
         return "no list of stages"
     lists, every = [*map(list, stages)], [*range(len(costs))]
     layers = [*chain(*lists)]
-    wrong = {f"{len(lists)} stages": len(lists) != n_stages, "an empty stage": [] in lists}
+    empty = [number for number, layers_of_one in enumerate(lists) if not layers_of_one]
+    wrong = {f"{len(lists)} stages": len(lists) != n_stages, f"no layer on stages {empty}": bool(empty)}
     wrong |= {f"layers {layers}, not {every}": layers != every}
     found = [text for text, is_so in wrong.items() if is_so]
     return found[0] if found else f"the dearest costs {max(sum(costs[i] for i in stage) for stage in lists)}"
@@ -206,6 +207,7 @@ lighter_step = in_little_memory("lighter_step", passed_on, _play_steps, _odd_min
 share = " * (len(b) / len(targets))"
 lighter_step.mistake(changed(sample_by_sample, "losses_summed", share, ""))
 lighter_step.mistake(changed(sample_by_sample, "last_loss", " + (0 if total is None else total)", ""))
+lighter_step.mistake(changed(sample_by_sample, "of_64", share, " * (len(b) / 64)"))
 lighter_step.mistake(changed(sample_by_sample, "cleared", "    total, size", "    stage.zero_grad(); total, size"))
 so_far, mean = "loss.detach() + (0 if total is None else total)", "loss.detach() / len(y) * len(targets)"
 for size in (2, 4):

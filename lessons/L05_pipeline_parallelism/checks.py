@@ -237,7 +237,8 @@ halves = "[len(inputs) // 2, len(inputs) - len(inputs) // 2]"
 levels = "emulated milliseconds", 270, 258, changed(in_halves, "best", halves, "[2, *map(len, inputs[2:].split(4))]")
 pace = Pace({"forward": 0.001, "backward": 0.002}, Link(0.001))
 uneven = partial(Exercise, pace=pace, budget=levels, rule=miscounted)
-faster_pipeline = uneven("faster_pipeline", in_halves, effect, _uneven_cases, _uneven(4, 24, 0), rounding=1e-12)
+price = _uneven(4, 24, 0, "24 samples, and a fourth stage")
+faster_pipeline = uneven("faster_pipeline", in_halves, effect, _uneven_cases, price, rounding=1e-12)
 
 
 # Numbers

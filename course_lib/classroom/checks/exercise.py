@@ -94,8 +94,8 @@ def _again(exercise: Part, fn: Any, case: Case, cases: list[Case], mistakes: lis
 def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], ...]:
     """A fact: the news in this case since the last one that passed."""
     before = passed[-1].case.world_size if passed else case.world_size
-    sizes = f"{case.world_size} ranks instead of {before}" if case.world_size != before else "other sizes"
-    return (("It was right before; new in this case", case.new or sizes),) if passed else ()
+    ranks = f"{case.world_size} ranks instead of {before}, and " * (case.world_size != before)
+    return (("It was right before; new in this case", case.new or f"{ranks}other sizes or numbers"),) if passed else ()
 
 
 def _judge(found: Evidence, passed: list[Evidence], later: Callable[..., Later] | None = None) -> Verdict | None:

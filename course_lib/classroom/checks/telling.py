@@ -140,19 +140,21 @@ def _by_a_factor(factor: float, found: Evidence, again: Evidence | None) -> str:
     """A factor in words, and what is so many: in another case, too, if there is one."""
     if abs(factor + 1) < 1e-3:
         return TEXTS["sign"]
-    reasons, also = _so_many(found, factor), ""
-    if again and again.differences:
+    is_confirmed, also = bool(again and again.differences), ""
+    reasons = _so_many(found, factor, is_confirmed)
+    if again and is_confirmed:
         other = _factor(again, again.differences)
-        reasons = {name: one for name, one in reasons.items() if name in _so_many(again, other)}
+        reasons = {name: one for name, one in reasons.items() if name in _so_many(again, other, is_confirmed)}
         also = TEXTS["also"].format(case=again.case.text, times=_times(other)) if other else ""
     text = TEXTS["factor"].format(times=_times(factor), size="large" if abs(factor) > 1 else "small")
     return " ".join(filter(None, [text, also, *reasons.values(), TEXTS["sign"] * (factor < 0)]))
 
 
-def _so_many(found: Evidence, factor: float) -> dict[str, str]:
-    """Sentences about what there is so many times in a case, by what it is."""
+def _so_many(found: Evidence, factor: float, is_confirmed: bool) -> dict[str, str]:
+    """Sentences about what there is so many times, by what it is. Of ranks, 4 / 2 may be chance, and 3 / 2 is not."""
     times, ranks = _times(factor), len(found.observed) * any(seen.sent for seen in found.observed + found.right)
-    said = [""] * any(abs(times - ranks / some) < 5e-3 for some in range(1, ranks))
+    groups = [some for some in range(1, ranks) if is_confirmed or some == 1 or ranks % some]
+    said = [""] * any(abs(times - ranks / some) < 5e-3 for some in groups)
     rows = {name: len(one) for name, one in found.right[0].before.items() if isinstance(one, Tensor) and one.dim()}
     said += [name for name, n in rows.items() if name.isidentifier() and abs(times - n) < 5e-3]
     return {name: TEXTS["as many rows" if name else "ranks"].format(name=name, ranks=ranks) for name in said}

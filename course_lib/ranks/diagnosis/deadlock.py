@@ -112,7 +112,8 @@ def _cycle_advice(calls: dict[int, Operation], statuses: list[RankStatus]) -> st
     if all(op.is_message and not op.is_send for op in calls.values()):
         for rank, op in ((one.rank, op) for one in statuses for op in one.operations if op.is_send):
             if not any(belong(op, rank, theirs, op.peer) for theirs in statuses[op.peer].operations):
-                return f"Rank {rank} has sent rank {op.peer} a message that it does not receive: whom is it for?"
+                text = f"Rank {rank} has sent rank {op.peer} a message that it does not receive."
+                return f"{text} Is it for another rank, or should rank {op.peer} receive from rank {rank}?"
         return "Everybody waits for a message that nobody has sent yet, so somebody must send first."
     return "Each waits for the other to come to the same operation. Bring their calls into the same order."
 

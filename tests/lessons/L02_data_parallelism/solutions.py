@@ -236,9 +236,9 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
             in_buckets,
             never_goes_back=("`0.weight.grad` is None", "loss.backward()", "pass"),
             goes_back_alone=("sends nothing", "(ready)", "(lambda _: None)"),
-            full_when_larger=("A full bucket does not leave at once", ">= bucket_size", "> bucket_size"),
+            full_when_larger=("A bucket of exactly `bucket_size` numbers stays", ">= bucket_size", "> bucket_size"),
             each_gradient_twice=(
-                "sends 9 messages with 120 numbers in all, where 4 messages with 60 numbers would do",
+                "sends 9 messages with 120 numbers in all, where 3 messages with 60 numbers would do",
                 *(put_back, f"{put_back}; dist.all_reduce(part.clone())"),
             ),
             divides_by_two=("1.5 times too large. There are 3 ranks", divide, "message /= 2"),

@@ -268,7 +268,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.train_sharded: told(
         trained,
         trains_alone=("sends nothing", shard, "weights.clone()", mean, "gradient", whole, "shard"),
-        decays_what_is_frozen=("changes `0.bias`", *frozen_too, grads, or_zeros),
+        decays_what_is_frozen=("with a gradient of zeros", *frozen_too, grads, or_zeros),
         trains_on_the_first_batch=("as it is after the first step", "in batches", "in batches[:1]"),
         normalizes_the_inputs=(
             "changes `batches[0][0]`",

@@ -126,7 +126,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.complete_gradients: told(
         completed,
-        complete_in_other_tensors=("does not reach these places", known, copied),
+        complete_in_other_tensors=("what you compute does not stay there", known, copied),
         complete_nothing=("sends nothing", of_known, "if one is None]"),
         complete_in_single_precision=("than it should have", *in_float32),
         complete_by_broadcast=("is exactly `gradients[0]` of rank 0 as it was", average, broadcast),
