@@ -66,7 +66,7 @@ def _another_kind(found: Evidence, one: Difference) -> str:
     """The difference of two values that are not of one type, dtype and shape."""
     expected, got = one.expected, one.got
     if isinstance(expected, str) and isinstance(got, str):
-        return found.exercise.rule(found.observed) or _say("other word", one)
+        return found.exercise.rule(found.observed) or _say("other word", one, got=got)
     if isinstance(got, str) and got in ("None", "nothing"):
         return _say("none", one, got=got.replace("nothing", "missing"))
     both = isinstance(expected, Tensor) and isinstance(got, Tensor) and _same_numbers(found, one)
