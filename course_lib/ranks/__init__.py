@@ -3,6 +3,7 @@
 from course_lib.ranks.errors import (
     Deadlock,
     Mismatch,
+    NotConnected,
     RankDied,
     RankFailed,
     RankTimeout,

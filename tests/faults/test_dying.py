@@ -19,10 +19,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import Pace, RankDied, launch
+from course_lib import NotConnected, Pace, RankDied, launch
 from course_lib.ranks.diagnosis.endings import explain_death
 from course_lib.ranks.diagnosis.status import RankStatus
-from course_lib.ranks.errors import NotConnected
 from course_lib.ranks.messages import Place, World
 from course_lib.ranks.parent import pool
 from course_lib.ranks.parent.monitor import RunMonitor

@@ -73,8 +73,8 @@ def launch(
     device: "cpu" for gloo; "cuda" for NCCL and a GPU for each rank, on which its new tensors are. Tensors from outside
         of fn stay where they are: move them with .cuda().
 
-    Raises RankFailed, Deadlock (or Mismatch), RankTimeout, RankDied or Stopped, all RunErrors, each with a
-    table of what every rank was doing; ValueError or TypeError for arguments that make no sense.
+    Raises RankFailed, Deadlock (or Mismatch), RankTimeout, RankDied, NotConnected or Stopped, all RunErrors, each with
+    a table of what every rank was doing; ValueError or TypeError for arguments that make no sense.
     The next launch works in any case.
     """
     check_arguments(fn, world_size, args, timeout, pace, device)
