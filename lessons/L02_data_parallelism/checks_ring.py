@@ -99,10 +99,10 @@ def _first_wrong_round(observed: list[Observed]) -> str:
                 what = f"sums of {listing(wrong[0])}" if wrong[0] else "a mix of different elements"
                 what += f", where sums of {several} different ranks should travel"
                 return f"In round {round} of {2 * rounds} rank {rank} sends {what}."
-    fewest = min(len(seen.sent) for seen in observed)
-    if fewest < 2 * rounds:
-        return f"With {n} ranks each rank sends {2 * rounds} messages, and yours send {fewest or 'none'}."
-    return "Your messages carry what they should. Look at where you put what arrives."
+    other = [len(seen.sent) for seen in observed if len(seen.sent) != 2 * rounds]
+    if other:
+        return f"With {n} ranks each rank sends {2 * rounds} messages, and yours send {other[0] or 'none'}."
+    return "Your messages carry what they should. What becomes of what arrives?"
 
 
 def _ranks_in(number: float, n: int) -> list[int]:

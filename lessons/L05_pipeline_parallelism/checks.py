@@ -193,8 +193,8 @@ def _play_actions(
     def note(module: nn.Module, x: Any, y: Any) -> None:
         k = sum(one.startswith("F") for one in passes)
         passes.append(f"F{k}")
-        if y.requires_grad:
-            y.register_hook(lambda _: passes.append(f"B{k}"))
+        if y.requires_grad:  # not a hook of y itself, which fires for a gradient that stops there, too
+            y.grad_fn.register_prehook(lambda _: passes.append(f"B{k}"))
 
     module.register_forward_hook(note)
     fn(actions, module, inputs, targets, loss_fn, width)

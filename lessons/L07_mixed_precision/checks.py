@@ -44,13 +44,13 @@ def adapted(gradients: list[Tensor], scale: float, good_steps: int, interval: in
     return True, scale, good_steps
 
 
-def _steps(n: int, history: str, interval: int, new: str = "") -> Case:
+def _steps(n: int, history: str, interval: int, new: str = "", scale: float = 1024.0) -> Case:
     """A case of several steps. history: for each step the rank whose gradient overflows, "*" for all, "." for none."""
     text = f"{n} ranks and {len(history)} steps, interval {interval}, overflow on (. none, * all): {' '.join(history)}"
-    return Case(text, n, partial(_steps_arguments, history, interval), new)
+    return Case(text, n, partial(_steps_arguments, history, interval, scale), new)
 
 
-def _steps_arguments(history: str, interval: int, rank: int) -> tuple[Any, ...]:
+def _steps_arguments(history: str, interval: int, scale: float, rank: int) -> tuple[Any, ...]:
     """Two gradients in each step, which overflow in turn; the first one's sum always does. Rank 2 has none."""
     steps = []
     for step, where in enumerate(history):
@@ -59,14 +59,14 @@ def _steps_arguments(history: str, interval: int, rank: int) -> tuple[Any, ...]:
             both[step % 2][step % 3] = (torch.inf, torch.nan, -torch.inf)[step % 3]
         steps.append([] if rank == 2 else both)
     with compute("backward"):
-        return steps, 1024.0, 0, interval
+        return steps, scale, 0, interval
 
 
 def _steps_cases(seed: int) -> list[Case]:
     s, overflow = "." * seed, "overflows, with inf or nan in some gradient"
     two = [_steps(2, "...." + s, 2), _steps(2, "0.*0*" + s, 3, overflow), _steps(2, ".1...1.." + s, 3)]
     three = _steps(3, "..1..0....0" + s, 3, "3 ranks, and rank 2 has no parameters, so it has no gradients")
-    return [*two, three, _steps(4, "3....1.0...." + s, 3)]
+    return [*two, three, _steps(4, "3....1.0...." + s, 3, "a scale that is 1 at the beginning", 1.0)]
 
 
 def _play_steps(fn: Any, steps: list[list[Tensor]], scale: float, good_steps: int, interval: int) -> Any:

@@ -195,11 +195,11 @@ def _complaint(plan: Any, best: Estimate) -> str:
     need, room = found.memory.total / 2**30, ROOM * found.capacity / 2**30
     if need > room:
         largest = max(found.memory.parts, key=lambda part: found.memory.parts[part])
-        return f"{shape} needs {need:.0f} GiB, and there is room for {room:.0f}. Most of it is for {largest}."
+        return f"{shape} needs {need:.0f} GiB, and there is room for {room:.0f}. A largest part of it is {largest}."
     slower = found.step_time.total / best.step_time.total
     more = {part: seconds - best.step_time.parts[part] for part, seconds in found.step_time.parts.items()}
     nodes = "Its tensor ranks lie on several nodes. " * (plan.tp > best.cluster.devices_per_node)
-    where = f"{nodes}Most of what it takes longer than the best goes into: {max(more, key=lambda part: more[part])}."
+    where = f"{nodes}What it loses most by, beside the best: {max(more, key=lambda part: more[part])}."
     return f"{shape} fits, and its step takes {slower:.2f} times as long as it could. {where}" * (slower > ALIKE)
 
 

@@ -235,7 +235,7 @@ def outputs(course: Path, student: str, part: str) -> list[Any]:
         ("cheating", "split_batch", "Your function raised an exception, so its idea could not be tried."),
         ("looping and dying", "average_gradients", "perhaps a loop never ends"),
         ("looping and dying", "ring_all_reduce", "No cell before the check makes it."),
-        ("cheating", "ring_all_reduce", "Your function sends nothing"),
+        ("cheating", "ring_all_reduce", "your function sends nothing"),
     ],
 )
 def test_a_student_reads_what_is_wrong_and_no_wall_of_text(course: Path, student: str, part: str, words: str) -> None:

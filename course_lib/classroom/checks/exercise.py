@@ -119,8 +119,8 @@ def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:
     if not mistakes:
         return verdict
     text = " Or: ".join(f"{said.idea} {said.question}" for said in (mistake.advice for mistake in mistakes))
-    several = f"{len(mistakes)} ideas lead to exactly this. " if len(mistakes) > 1 else ""
-    return replace(verdict, message=several + text, idea=", ".join(one.program.__name__ for one in mistakes))
+    lead = f"{len(mistakes)} ideas lead to exactly this." if len(mistakes) > 1 else TEXTS["with yours"]
+    return replace(verdict, message=f"{lead} {text}", idea=", ".join(one.program.__name__ for one in mistakes))
 
 
 # Runs that failed
@@ -190,11 +190,11 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
 
 def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
     """A sentence about what costs an open task's solution more than the best known; "" if these looks see nothing."""
-    (passes, ahead), (least, least_ahead) = map(_passes, (run, best))
+    (passes, ahead), (least, least_ahead) = map(_passes, (run, best))  # a pass may have several spans
     if "memory" in what and ahead > least_ahead:
         return f" {TEXTS['passes ahead'].format(ahead=ahead, least=least_ahead)}"
     if "memory" not in what and passes > least:
-        return f" {TEXTS['passes'].format(passes=passes, least=least)}"
+        return f" {TEXTS['passes'].format(times=passes / least)}"
     yours, at_first = map(AMOUNTS[what], (run, given))
     return f" {TEXTS['as given']}" * math.isclose(yours, at_first, rel_tol=1e-3)
 

@@ -79,6 +79,7 @@ lists = "actions + backwards[len(forwards) - ahead :]"
 
 weight, forward, back = " * len(targets[k]) / samples", "y = module(x)", "y.backward(dy)"
 loss = "y = loss_fn(y, targets[k]) * len(targets[k]) / samples"
+of_y = "torch.autograd.grad(loss_fn(y, targets[k]), y)[0] * (len(targets[k]) / samples)"
 sends, returns = "sending.append(dist.isend(y.detach(), rank + 1))", "sending.append(dist.isend(x.grad, rank - 1))"
 handles = "dist.recv(x, rank - 1)", "dist.irecv(x, rank - 1).wait()", "y.detach()", "y.detach().clone()"
 with_handles = changed(ran, "with_handles", *handles, "dy := torch.empty_like(y)", "dy := torch.zeros(y.shape).to(y)")
@@ -156,6 +157,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
             gradients_by_hand=by_hand,
             weighted_at_the_end=(*divided, *put_apart, *added),
             loss_when_it_goes_back=(loss, "pass", "dy = None", f"dy = None\n            if rank == last: {loss}"),
+            gradient_of_y_first=(loss, "pass", "dy = None", f"dy = None\n            if rank == last: dy = {of_y}"),
         ),
     ],
     checks.bubble: [
