@@ -191,9 +191,9 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
 def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
     """A sentence about what costs an open task's solution more than the best known; "" if these looks see nothing."""
     (passes, ahead), (least, least_ahead) = map(_passes, (run, best))  # a pass may have several spans
-    if "memory" in what and ahead > least_ahead:
-        return f" {TEXTS['passes ahead'].format(ahead=ahead, least=least_ahead)}"
-    if "memory" not in what and passes > least:
+    if "memory" in what:
+        return f" {TEXTS['passes ahead'].format(ahead=ahead, least=least_ahead)}" * (ahead > least_ahead)
+    if passes > least:
         return f" {TEXTS['passes'].format(times=passes / least)}"
     yours, at_first = map(AMOUNTS[what], (run, given))
     return f" {TEXTS['as given']}" * math.isclose(yours, at_first, rel_tol=1e-3)

@@ -24,6 +24,8 @@ def miscounted(observed: list[Observed], inputs: str = "inputs", targets: str = 
     if any(one is None for one in changes):
         return ""
     got = torch.cat([one.flatten() for one in changes])  # type: ignore[union-attr]
+    if not got.isfinite().all():
+        return ""
     x, y = (_whole(observed[0], start) for start in (inputs, targets))
     alone = torch.stack([_gradient(parameters, *pair) for pair in zip(x, y, strict=True)], 1)
     counts, n = torch.linalg.lstsq(alone, got[:, None]).solution.flatten(), alone.shape[1]
