@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.classroom.checks.evidence import Difference, Evidence, is_same, kind, traffic
+from course_lib.classroom.checks.evidence import Difference, Evidence, is_same, kind
 from course_lib.classroom.checks.prose import TEXTS
 from course_lib.ranks import listing
 
@@ -40,22 +40,9 @@ def told(found: Evidence, again: Evidence | None = None) -> str:
     if all(is_same(one.before, one.got) for one in wrong):
         return TEXTS["before"].format(names=_names([one.name for one in wrong]))
     each = (look(found, one) for one in wrong[:12] for look in (_first_relation, _sum))
-    looks = _same_relation(found, wrong, again) or next(filter(None, each), "") or _fallback(found)
+    differs = TEXTS["different"].format(rank=found.disagreeing[0]) if found.disagreeing else TEXTS["wrong"]
+    looks = _same_relation(found, wrong, again) or next(filter(None, each), "") or differs
     return f"{looks} {_where(found)}".strip()
-
-
-def _fallback(found: Evidence) -> str:
-    text = TEXTS["different"].format(rank=found.disagreeing[0]) if found.disagreeing else TEXTS["wrong"]
-    return f"{text} {TEXTS['sends right'] * _sends_right(found)}".strip()
-
-
-def _sends_right(found: Evidence) -> bool:
-    """Whether all messages are those of the right solution, and say something: a lone number may be a yes or a no."""
-    both = [pair for pair in zip(found.observed, found.right, strict=True) if pair[0].sent or pair[1].sent]
-    pairs = [pair for a, b in both for pair in zip(a.sent, b.sent, strict=False)]
-    is_alike = all([*map(traffic, a.sent)] == [*map(traffic, b.sent)] for a, b in both)
-    is_right = is_alike and all(is_same(a.content, b.content, found.tolerance) for a, b in pairs)
-    return is_right and any(a.content.numel() > 1 for a, _ in pairs)
 
 
 def _say(heading: str, one: Difference, **fields: Any) -> str:

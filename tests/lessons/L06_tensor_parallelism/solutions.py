@@ -133,7 +133,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         row_as_a_difference=("different numbers in their last digits", g, difference),
         row_detached=("`the result[x.grad]` is None", g, "summed(partial_sum.detach())"),
         row_takes_the_largest=(
-            "Your ranks send exactly what they should.",
+            "This is not what was asked for. Wrong: `the result[y]`.",
             g,
             in_place.replace(".data", ".data, dist.ReduceOp.MAX"),
         ),
