@@ -144,9 +144,8 @@ def traffic(sent: Sent) -> tuple[str, int, int]:
 
 
 def _sent_the_same(seen: Observed, other: Observed) -> bool:
-    """Whether two programs sent the same floating-point numbers up to a factor, in any pieces and order."""
-    contents = (
-        [s.content.double().flatten() for s in one.sent if s.content.is_floating_point()] for one in (seen, other)
-    )
+    """Whether two programs sent the same floating-point tensors up to a factor, in any pieces and order."""
+    sent = ([s.content for s in one.sent if s.content.is_floating_point() and s.content.dim()] for one in (seen, other))
+    contents = ([tensor.double().flatten() for tensor in tensors] for tensors in sent)
     mine, theirs = (torch.cat([torch.zeros(1), *content]).sort()[0] for content in contents)
     return is_same(mine / (mine.norm() + 1e-300), theirs / (theirs.norm() + 1e-300), 1e-5)

@@ -133,8 +133,8 @@ def _explain_accident(
     if kind == "NotImplementedError" and not str(cause):
         return Verdict(exercise.name, "unwritten", TEXTS["stub"])
     said = error.message if error.details.startswith("Traceback") else f"{error.message} {error.details}"
-    lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in said)
-    facts = (("What happened", error.message), *(("Line", line) for line in lines))
+    lines = {row.line: row.rank for row in reversed(error.report.rows) if row.line and row.line not in said}
+    facts = (("What happened", error.message), *((f"Line of rank {rank}", line) for line, rank in lines.items()))
     parts = 2 if passed else 3  # behind cases that pass, the operations before the same exception may be others
     ways = {one: _how_it_fails(exercise, case, one) for one in exercise.mistakes if one.fails and cause}
     failing = [one for one, way in ways.items() if way[:parts] == ended[:parts]]

@@ -79,7 +79,7 @@ def _advice(a: Operation, b: Operation) -> str:
         return "What all ranks call together has to be the same on all of them."
     if a.dtype != b.dtype:
         return "A tensor to receive into needs the dtype of what arrives; torch.empty makes float32."
-    return "Which of the two has the right size for what should travel here? Or is the message meant for another rank?"
+    return "Which of the two has the right size for what should travel here?"
 
 
 def _data(op: Operation) -> str:

@@ -145,7 +145,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         cut_in_float32=("than it should have", columns, f"{columns}.float()"),
         cut_and_scaled=("2 times too small", columns, f"{columns} / n"),
         cut_in_place=("changes `qkv`", "rows = ", "qkv.zero_(); rows = "),
-        cut_with_all_left_over_on_one=("not what was asked for", share, left_over_on_one),
+        cut_with_all_left_over_on_one=("All heads that are left over go to one rank", share, left_over_on_one),
     ),
     checks.cross_entropy: told(
         entropy,
