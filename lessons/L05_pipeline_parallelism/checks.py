@@ -114,7 +114,7 @@ def _would_do(observed: list[Observed]) -> str:
         return f"{'With one stage on each rank this' if each == 1 else 'This'} could not run: {error}."
     peaks = map(peak_in_flight, (schedule, SCHEDULES[name](n_stages, m, *[each] * (each > 1))))
     more = [(rank, *pair) for rank, pair in enumerate(zip(*peaks, strict=True)) if pair[0] > pair[1]]
-    holds = "It would run, and rank {} would hold up to {} micro-batches, where {} would do."
+    holds = "It would run, and rank {} would hold the activations of up to {} passes at a time, where {} would do."
     return holds.format(*more[0]) if more else "It would run, and it is another schedule."
 
 
