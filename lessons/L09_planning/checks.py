@@ -195,7 +195,7 @@ def _complaint(plan: Any, best: Estimate) -> str:
     need, room = found.memory.total / 2**30, ROOM * found.capacity / 2**30
     if need > room:
         largest = max(found.memory.parts, key=lambda part: found.memory.parts[part])
-        return f"{shape} needs {need:.0f} GiB, and there is room for {room:.0f}. A largest part of it is {largest}."
+        return f"{shape} needs {need:.0f} GiB, and there is room for {room:.0f}. One of its largest parts is {largest}."
     slower = found.step_time.total / best.step_time.total
     more = {part: seconds - best.step_time.parts[part] for part, seconds in found.step_time.parts.items()}
     nodes = "Its tensor ranks lie on several nodes. " * (plan.tp > best.cluster.devices_per_node)
