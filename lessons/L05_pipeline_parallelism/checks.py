@@ -234,7 +234,9 @@ def _uneven_cases(seed: int) -> list[Case]:
 
 
 halves = "[len(inputs) // 2, len(inputs) - len(inputs) // 2]"
-levels = "emulated milliseconds", 270, 258, changed(in_halves, "best", halves, "[2, *map(len, inputs[2:].split(4))]")
+ends = "[round(len(inputs) * end / 24) for end in (0, 2, 7, 15, 21, 24)]"
+unequal = f"[size for size in torch.tensor({ends}).diff().tolist() if size]"
+levels = "emulated milliseconds", 270, 258, changed(in_halves, "best", '"gpipe"', '"1f1b"', halves, unequal)
 pace = Pace({"forward": 0.001, "backward": 0.002}, Link(0.001))
 uneven = partial(Exercise, pace=pace, budget=levels, rule=miscounted)
 price = _uneven(4, 24, 0, "24 samples, and a fourth stage")

@@ -468,9 +468,10 @@ choice.idle
 # |---|---|---|
 # | a step of a pipeline of which one stage is slow | 20 | ★★★ |
 #
-# Stage 1 takes twice as long as the others. A pass costs one unit of time, and one more for each sample. The step below
-# cuts the minibatch in two. Change whatever you like, as long as the gradients stay exact: the emulated clock counts.
-# Four ranks have 24 samples. Three levels are on the scale: met, good, and best known. The step as it is:
+# Stage 1 takes twice as long as the others. A pass costs one unit of time, and one more for each sample; a unit is 1 ms
+# forward and 2 ms backward, and a message takes 1 ms. The step below cuts the minibatch in two. Change whatever you
+# like, as long as the gradients stay exact: the emulated clock counts. Four ranks have 24 samples, and minibatches of
+# other sizes are tried, too. Three levels are on the scale: met, good, and best known. The step as it is:
 
 # %%
 def in_halves(stage, inputs, targets, loss_fn, width):
@@ -492,8 +493,9 @@ def faster_pipeline(stage, inputs, targets, loss_fn, width):
     and nothing is on its way any more.
     """
     ### BEGIN SOLUTION
-    sizes = [2, *map(len, inputs[2:].split(4))]  # small ones fill the pipeline and empty it sooner
-    actions = pipeline_actions("gpipe", dist.get_rank(), dist.get_world_size(), len(sizes))
+    ends = [round(len(inputs) * end / 24) for end in (0, 2, 7, 15, 21, 24)]
+    sizes = [size for size in torch.tensor(ends).diff().tolist() if size]  # small at both ends
+    actions = pipeline_actions("1f1b", dist.get_rank(), dist.get_world_size(), len(sizes))
     run_actions(actions, stage, [*inputs.split(sizes)], [*targets.split(sizes)], loss_fn, width)
     ### END SOLUTION
 
@@ -508,7 +510,12 @@ def faster_pipeline(stage, inputs, targets, loss_fn, width):
 # Every pass costs one unit more than its samples, and the slow stage pays twice. So more micro-batches are not always
 # better: there is a best number.
 # </details>
-# <details><summary>Hint 3: sizes may differ</summary>
+# <details><summary>Hint 3: the order</summary>
+#
+# What does the slow rank do between its last forward pass and its first backward pass? Is there something that it could
+# do meanwhile?
+# </details>
+# <details><summary>Hint 4: sizes may differ</summary>
 #
 # Only the first micro-batch fills the pipeline, and only the last one empties it. Do all of them need the same size?
 # </details>
@@ -536,9 +543,10 @@ pipelined.idle
 # still costs.
 
 # %% [markdown] nbgrader={"grade_id": "why_faster_pipeline", "grade": true, "solution": true, "points": 2}
-# With two micro-batches, ranks wait long until the first one arrives. Smaller ones arrive sooner, and each pays the
-# overhead of a pass anew, so about six are best, the first and the last smaller still. In between, all others wait for
-# the slow stage, which no order of passes changes: only moving a layer would.
+# With two micro-batches, ranks wait long until the first one arrives, and the slow one waits between its last forward
+# pass and its first backward pass; smaller ones arrive sooner, and 1F1B goes back in that gap. Each micro-batch pays
+# the overhead of a pass anew, so four or five are best, small ones at both ends. All others still wait for the slow
+# stage, which no order of passes changes: only moving a layer would.
 
 # %% [markdown]
 # ## Everything together

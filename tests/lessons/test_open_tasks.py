@@ -108,6 +108,13 @@ def test_what_saves_nothing_is_told_what_it_shares_with_the_step_as_given(
     assert words[-1] != "." or message.endswith(("met.", "out of budget.", "still under way?"))
 
 
+def test_who_beats_the_best_known_is_told_so() -> None:
+    task = checks.faster_backward
+    budget = ("emulated milliseconds", 1500.0, 1410.0, each_alone)
+    verdict = rated(Verdict(task.name, "passed", ""), task, budget, task.run([buckets(816)], task.price_case))
+    assert (verdict.share, "better than the best known" in verdict.message) == (1.0, True)
+
+
 def test_a_solution_that_is_not_exact_earns_nothing_however_many_cases_it_passes() -> None:
     wrong = changed(in_halves, "for_even_minibatches", "len(inputs) - len(inputs) // 2]", "len(inputs) // 2]")
     assert checks.faster_pipeline(wrong).share == 0

@@ -181,6 +181,7 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
     given, best = exercise.run_right(case), exercise.run([program], case)
     yours, at_first, least = map(AMOUNTS[what], (run, given, best))
     level, share = LEVELS[bisect_left((least, good, met), yours / (1 + 1e-9))]
+    level = "better than the best known" if yours < least * (1 - 1e-9) else level
     text = f"{verdict.message} It takes {yours:,.0f} {what}: {level}.{_too_much(run, given, best, what)}"
     facts = (("The scale", f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known"),)
     beside = {"as given": given.timeline} | ({"best known": best.timeline} if yours > least else {})
