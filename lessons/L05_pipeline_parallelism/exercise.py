@@ -75,7 +75,7 @@ def pipeline_actions(name, stage, n_stages, n_micro_batches):
 # %% [markdown]
 # <details><summary>Hint 1: GPipe</summary>
 #
-# `[Action("F", stage, k) for k in range(n_micro_batches)]`, and the same with `"B"` behind it.
+# Two lists, one behind the other. How many actions has each, and what is the same in all of them?
 # </details>
 # <details><summary>Hint 2: three phases</summary>
 #
@@ -84,13 +84,13 @@ def pipeline_actions(name, stage, n_stages, n_micro_batches):
 # </details>
 # <details><summary>Hint 3: how many at the beginning?</summary>
 #
-# Behind stage `s` there are `n_stages - 1 - s` stages. So many forward passes come before the first pair, and as many
-# backward passes are left at the end.
+# Above, count for each rank the forward passes before its first pair, and the stages behind it. What does the rank wait
+# for meanwhile, and how many backward passes are left for the end?
 # </details>
 # <details><summary>Hint 4: few micro-batches</summary>
 #
-# There are never more forward passes than micro-batches: `min(n_stages - 1 - stage, n_micro_batches)`. If this is all
-# of them, there are no pairs.
+# With two micro-batches and three stages behind: how many forward passes can there be at the beginning? What is left of
+# the middle?
 # </details>
 
 # %% nbgrader={"grade_id": "check_pipeline_actions", "grade": true, "locked": true, "points": 4}
