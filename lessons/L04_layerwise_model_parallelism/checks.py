@@ -213,7 +213,8 @@ so_far, mean = "loss.detach() + (0 if total is None else total)", "loss.detach()
 for size in (2, 4):
     pieces = "size = None, 1", f"size = None, {size}"
     lighter_step.mistake(changed(sample_by_sample, f"last_of_{size}", *pieces, so_far, mean))
-lighter_step.mistake(changed(sample_by_sample, "last_share", *pieces, so_far, "loss.detach()"))
+fours = "size = None, 1", "size = None, 4"
+lighter_step.mistake(changed(sample_by_sample, "last_share", *fours, so_far, "loss.detach()"))
 lighter_step.mistake(changed(sample_by_sample, "last_alone", "    loss = p", "    stage.zero_grad(); loss = p"))
 
 

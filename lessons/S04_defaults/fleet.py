@@ -162,6 +162,6 @@ def _try(policy: Policy, model: ModelSpec, cluster: Cluster, batch: int, best: P
     if not found.fits:
         low, high, there = map(memory_size, (found.memory.low, found.memory.high, found.capacity))
         largest = max(found.memory.parts, key=found.memory.parts.__getitem__)
-        needs = f"It {found.fit}: {low} to {high} by the software, {largest} the most of it, and {there} are there."
+        needs = f"It {found.fit}: {low} to {high} by the software, {largest} above all, and {there} are there."
         return inf, f"{plan_in_words(plan)}. {needs}"
     return found.step_time.total / estimate(model, cluster, best, batch).step_time.total, plan_in_words(plan)
