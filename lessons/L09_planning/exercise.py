@@ -128,11 +128,12 @@ def step_traffic(parameters, layers, message, micro_batches, dp, tp, pp, stage, 
 # </details>
 # <details><summary>Hint 2: ZeRO-3</summary>
 #
-# Three trips round the ring for each micro-batch, where an all-reduce makes two in a step.
+# Take a step of four micro-batches. In the list above, how often does a tensor as large as all parameters go round the
+# ring with ZeRO-3, and how often without?
 # </details>
 # <details><summary>Hint 3: the ends of the pipeline</summary>
 #
-# The first stage sends nothing back, and the last one nothing forward. A single stage is both.
+# Write down for each of four stages to whom it sends something. And for a single stage?
 # </details>
 
 # %% nbgrader={"grade_id": "check_step_traffic", "grade": true, "locked": true, "points": 4}
@@ -255,25 +256,25 @@ def at_peak(model, plan, samples, network):
 
 
 for name, model, plan, samples, network, seconds in SEEN:
-    print(f"{name:8}  dp {plan.dp:2} x tp {plan.tp} x pp {plan.pp:2}, {plan.virtual_stages} stages a rank, "
+    print(f"{name:8}  dp {plan.dp:2} x tp {plan.tp} x pp {plan.pp:2}, stages a rank: {plan.virtual_stages}, "
           f"{plan.micro_batches(samples):3} micro-batches of {plan.micro_batch:2}: {seconds:5.1f} s, "
           f"{at_peak(model, plan, samples, network):4.1f} s at peak")
 
 # %% [markdown]
-# Write a function that comes closer. What counts is how far off it is, on average, for twelve steps that are *not* in
-# this table: another group measured them, three of these models on another cluster, cut in other ways (vTrain). Three
-# levels are on the scale: met, good, and best known. The step at peak is here:
-
-# %%
-checks.predict_step(at_peak)
-
-# %% [markdown]
-# First a prediction on paper. Two of the twelve are of GPT-18B, on 256 GPUs, with 1,024 samples. One is cut as
-# dp 32 x tp 8 x pp 1, the other as dp 4 x tp 8 x pp 8. Both have 8 micro-batches. How many times as long does the
-# second take? Write down what you expect, and from what:
+# First a prediction on paper. Another group measured two steps of GPT-18B, both on 256 GPUs, with 1,024 samples in 8
+# micro-batches (vTrain). One is cut as dp 32 x tp 8 x pp 1, the other as dp 4 x tp 8 x pp 8. How many times as long
+# does the second take? Write down what you expect, and from what:
 
 # %%
 expected = 1.0
+
+# %% [markdown]
+# Then write a function that comes closer than the FLOPs alone. What counts is how far off it is, on average, for twelve
+# steps that are *not* in the table: these two and ten more of the same group, three models on another cluster, cut in
+# other ways. Three levels are on the scale: met, good, and best known. The step at peak is here:
+
+# %%
+checks.predict_step(at_peak)
 
 # %% nbgrader={"grade_id": "predict_step", "solution": true}
 def predict_step(model, plan, samples, network):
