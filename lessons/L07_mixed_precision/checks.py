@@ -170,6 +170,8 @@ def _sums_arguments(micro_batches: int, kind: str, size: int, rank: int) -> tupl
         gradients = [torch.linspace(1, 1.5, size) * factor] * micro_batches
     if kind == "very different":
         gradients[0] *= 3000
+    if kind == "large" and micro_batches > 1:
+        gradients[0][0], gradients[1][0] = 5e4, -5e4  # whose difference is beyond float16
     with compute("backward"):
         return ([gradient.half() for gradient in gradients],)
 
