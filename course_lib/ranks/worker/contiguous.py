@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+OUTPUTS = {"all_gather", "all_to_all", "reduce_scatter"}  # which read nothing of what they write
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -31,7 +32,17 @@ def arguments(name: str, written: Any, *others: Any, always: bool = False) -> tu
     _refuse_overlap(name, tensors)
     copies = copied(written, always)
     pairs = [pair for pair in zip(tensors, flatten(copies), strict=True) if pair[0] is not pair[1]]
-    return [copies, *(copied(other, always) for other in others)], pairs
+    given = [copies, *(copied(other, always) for other in others)]
+    if always and name in OUTPUTS and torch.are_deterministic_algorithms_enabled():  # torch.empty gives nan there, too
+        _empty(tensors)
+    return given, pairs
+
+
+def _empty(tensors: Sequence[torch.Tensor]) -> None:
+    """Put nan into what is on its way, so that reading it too early is wrong every time."""
+    with _disable_current_modes():
+        for tensor in tensors:
+            tensor.detach().fill_(torch.nan if tensor.is_floating_point() else 0)
 
 
 def flatten(tensors: Any) -> list[torch.Tensor]:
