@@ -17,6 +17,7 @@ from lessons.L04_layerwise_model_parallelism.checks import sample_by_sample
 from lessons.L05_pipeline_parallelism.checks import halves, in_halves, listed, ran
 from lessons.L06_tensor_parallelism.checks import one_after_the_other, with_one_f_and_g
 from lessons.L08_combining_mechanisms.checks import completed, in_turn
+from lessons.L09_planning.checks import at_peak, with_traffic
 from tests.lessons.L03_sharded_data_parallelism.solutions import FASTER_LAYERS
 from tests.lessons.parts import checks
 from tests.lessons.test_bank import verdicts_on
@@ -46,6 +47,10 @@ one_f = changed(
 )
 one_g = changed(with_one_f_and_g, "one_g", "second(own)", f"second({f})")
 first_alone = changed(in_turn, "replicas_last", '("dp", "tp", "pp")', '("tp", "pp", "dp")')
+peak, whole = "plan.devices * 312e12", "at_peak(model, plan, samples, network) / 0.58 + tensor"
+one_factor = changed(at_peak, "one_factor", peak, f"0.452 * {peak}")
+bubble = changed(with_traffic, "bubble", whole, "at_peak(model, plan, samples, network) / 0.5", " + data", "")
+by_data_sheet = changed(with_traffic, "by_data_sheet", "230e9", "300e9", "0.58", "0.56")
 EXPECTED: dict[Exercise, dict[Callable[..., object], int]] = {
     checks.faster_backward: {buckets(1): 0, buckets(10**9): 0, buckets(272): 1, buckets(1088): 2, buckets(816): 3},
     checks.faster_layers: FASTER_LAYERS,
@@ -53,6 +58,7 @@ EXPECTED: dict[Exercise, dict[Callable[..., object], int]] = {
     checks.faster_pipeline: {micro_batches(12): 0, micro_batches(2): 0, micro_batches(3): 1, micro_batches(6): 2},
     checks.faster_block: {one_f: 1, one_g: 1},
     checks.faster_completion: {first_alone: 0, completed: 2},
+    checks.predict_step: {one_factor: 0, bubble: 1, by_data_sheet: 2},
 }
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 
@@ -80,7 +86,7 @@ def test_each_is_put_on_the_scale(task: Exercise) -> None:
 
 def test_a_check_compares_three_timelines_and_the_step_as_given_earns_nothing() -> None:
     verdict = checks.faster_block(one_after_the_other)
-    assert (verdict.outcome, verdict.share) == ("price", 0.0)
+    assert (verdict.outcome, verdict.share) == ("budget", 0.0)
     assert dict(verdict.facts)["The scale"] == "660 as given, 530 met, 400 good, 390 best known"
     assert verdict.idle and [*verdict.idle.beside] == ["as given", "best known"]
     shown = verdict.idle._repr_mimebundle_()

@@ -70,8 +70,9 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
             share = 0 if exercise.budget else len(passed) / len(cases)
             return replace(wrong, situation=case.text, facts=facts, share=share)
         passed.append(found)
-    tried = f"Right in all {len(passed)} cases, from {passed[0].case.text} to {passed[-1].case.text}."
-    verdict = Verdict(exercise.name, "passed", tried, share=1.0)
+    count = "both cases" if len(passed) == 2 else f"all {len(passed)} cases"
+    begin, between = "Tried" if exercise.budget else "Right", f"from {passed[0].case.text} to {passed[-1].case.text}"
+    verdict = Verdict(exercise.name, "passed", f"{begin} in {count}, {between}.", share=1.0)
     if exercise.budget:
         return rated(verdict, exercise, exercise.budget, run)
     return _weigh(verdict, run, exercise.run_right(case), exercise.memory)
@@ -175,29 +176,30 @@ def _how_it_ended(error: RunError) -> tuple:
 
 
 def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict:
-    """The verdict on an exact solution of an open task: its level, and its timeline beside those of others."""
+    """The verdict on a solution of an open task: its level, and its timeline beside those of others."""
     what, met, good, program = budget
     case = exercise.price_case
     given, best = exercise.run_right(case), exercise.run([program], case)
     yours, at_first, least = map(AMOUNTS[what], (run, given, best))
     level, share = LEVELS[bisect_left((least, good, met), yours / (1 + 1e-9))]
     level = "better than the best known" if yours < least * (1 - 1e-9) else level
-    text = f"{verdict.message} It takes {yours:,.0f} {what}: {level}.{_too_much(run, given, best, what)}"
+    why = exercise.rule([of[0] for of in run.results]) or _too_much(run, given, best, what) if share < 1 else ""
+    text = f"{verdict.message} {yours:,.0f} {what}: {level}. {why}".rstrip()
     facts = (("The scale", f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known"),)
     beside = {"as given": given.timeline} | ({"best known": best.timeline} if yours > least else {})
     idle = Idle(run.timeline, best.timeline.idle_fraction(), beside)
-    return replace(verdict, outcome="passed" if share else "price", message=text, facts=facts, share=share, idle=idle)
+    return replace(verdict, outcome="met" if share else "budget", message=text, facts=facts, share=share, idle=idle)
 
 
 def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
     """A sentence about what costs an open task's solution more than the best known; "" if these looks see nothing."""
     (passes, ahead), (least, least_ahead) = map(_passes, (run, best))  # a pass may have several spans
     if "memory" in what:
-        return f" {TEXTS['passes ahead'].format(ahead=ahead, least=least_ahead)}" * (ahead > least_ahead)
+        return TEXTS["passes ahead"].format(ahead=ahead, least=least_ahead) * (ahead > least_ahead)
     if passes > least:
-        return f" {TEXTS['passes'].format(times=passes / least)}"
+        return TEXTS["passes"].format(times=passes / least)
     yours, at_first = map(AMOUNTS[what], (run, given))
-    return f" {TEXTS['as given']}" * math.isclose(yours, at_first, rel_tol=1e-3)
+    return TEXTS["as given"] * math.isclose(yours, at_first, rel_tol=1e-3)
 
 
 def _passes(run: Run) -> tuple[int, int]:

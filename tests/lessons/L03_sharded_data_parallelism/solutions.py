@@ -485,7 +485,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.faster_layers: told(
         hidden,
-        gathers_into_one_room=("nan in them", next_weight, "weight = after"),
+        gathers_into_one_room=("nan in it", next_weight, "weight = after"),
         does_not_use_the_clock=("calls of forward]` is not what it should be: 0", *unmarked),
         keeps_all_gradients=("bytes at a time. The whole model takes 16,384", *listed, leaves, with_gradients),
     ),
