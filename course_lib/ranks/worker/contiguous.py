@@ -7,7 +7,8 @@ would reduce one number, and then the neighbours of that number, without a word:
 
 On an emulated clock an asynchronous operation always works on copies. So whatever a program does to its tensors before
 it waits is lost, where it would otherwise depend on who is first. Only another operation on the same tensors finds
-what a collective before it has left there, as in the stream of a GPU.
+what a collective before it has left there, as in the stream of a GPU. And where torch.empty gives nan, as in checks, so does
+what a collective is about to fill: who reads it too early, or gathers into what is still in use, gets nan every time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def arguments(name: str, written: Any, *others: Any, always: bool = False) -> tu
     copies = copied(written, always)
     pairs = [pair for pair in zip(tensors, flatten(copies), strict=True) if pair[0] is not pair[1]]
     given = [copies, *(copied(other, always) for other in others)]
-    if always and name in OUTPUTS and torch.are_deterministic_algorithms_enabled():  # torch.empty gives nan there, too
+    if always and name in OUTPUTS and torch.are_deterministic_algorithms_enabled():
         _empty(tensors)
     return given, pairs
 
