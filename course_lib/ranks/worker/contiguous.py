@@ -7,8 +7,8 @@ would reduce one number, and then the neighbours of that number, without a word:
 
 On an emulated clock an asynchronous operation always works on copies. So whatever a program does to its tensors before
 it waits is lost, where it would otherwise depend on who is first. Only another operation on the same tensors finds
-what a collective before it has left there, as in the stream of a GPU. And where torch.empty gives nan, as in checks, so does
-what a collective is about to fill: who reads it too early, or gathers into what is still in use, gets nan every time.
+what a collective before it has left there, as in the stream of a GPU. And where torch.empty gives nan, as in checks,
+what a collective is about to fill is nan as well: for who reads it too early, or gathers into what is still in use.
 """
 
 from __future__ import annotations
