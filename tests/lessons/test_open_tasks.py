@@ -18,6 +18,7 @@ from lessons.L05_pipeline_parallelism.checks import halves, in_halves, listed, r
 from lessons.L06_tensor_parallelism.checks import one_after_the_other, with_one_f_and_g
 from lessons.L08_combining_mechanisms.checks import completed, in_turn
 from lessons.L09_planning.checks import at_peak, with_traffic
+from tests.lessons.L03_sharded_data_parallelism.solutions import FASTER_LAYERS
 from tests.lessons.parts import checks
 from tests.lessons.test_bank import verdicts_on
 
@@ -52,6 +53,7 @@ bubble = changed(with_traffic, "bubble", whole, "at_peak(model, plan, samples, n
 by_data_sheet = changed(with_traffic, "by_data_sheet", "230e9", "300e9", "0.58", "0.56")
 EXPECTED: dict[Exercise, dict[Callable[..., object], int]] = {
     checks.faster_backward: {buckets(1): 0, buckets(10**9): 0, buckets(272): 1, buckets(1088): 2, buckets(816): 3},
+    checks.faster_layers: FASTER_LAYERS,
     checks.lighter_step: {pieces(32): 0, pieces(16): 1, pieces(8): 2, pieces(2): 2},
     checks.faster_pipeline: {micro_batches(12): 0, micro_batches(2): 0, micro_batches(3): 1, micro_batches(6): 2},
     checks.faster_block: {one_f: 1, one_g: 1},
