@@ -94,22 +94,6 @@ def plain_sum(model: nn.Module, samples: int) -> None:
         gradient /= divisor
 
 
-@average_gradients.mistake
-def parameters_averaged(model: nn.Module, samples: int) -> None:
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.data)
-        parameter.data /= dist.get_world_size()
-
-
-@average_gradients.mistake
-def total_grows(model: nn.Module, samples: int) -> None:
-    total = torch.tensor(samples)
-    for gradient in gradients(model):
-        dist.all_reduce(total)
-        gradient *= samples / total
-        dist.all_reduce(gradient)
-
-
 # Buckets
 
 

@@ -92,10 +92,3 @@ def _rule(observed: list[Observed]) -> str:
 
 price_case, pace = _case(4, 10), Pace({"forward": 0.01})
 split_batch = Exercise("split_batch", right, _play, _cases, price_case, pace, compared=_compared, rule=_rule)
-own_code = "batch[start:stop]"
-
-
-@split_batch.mistake
-def padded(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    size = -(-len(batch) // world_size)
-    return batch[(torch.arange(size) + rank * size) % len(batch)]

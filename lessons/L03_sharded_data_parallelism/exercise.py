@@ -723,9 +723,8 @@ for cards, counts in {8: (2048, 4096), 1: (16_384, 32_768)}.items():
     for tokens in counts:
         seconds = 2 * parameters * tokens / speed
         step = shortest_step(40, seconds, 3 * seconds, message, message)
-        print(f"{cards} x {cluster.between} in a node, {tokens:6,} tokens on a device: a layer computes "
-              f"{1000 * seconds:5.2f} ms forward, its gather takes {1000 * message:5.2f} ms, "
-              f"so at least {1 - 40 * 4 * seconds / step:.1%} of the step is waiting")
+        print(f"{cards} x {cluster.between}, {tokens:6,} tokens: a layer takes {1000 * seconds:5.2f} ms forward, "
+              f"its gather {1000 * message:5.2f} ms; at least {1 - 40 * 4 * seconds / step:.1%} of the step waits")
 
 # %% [markdown]
 # PyTorch's `fully_shard` does all of this. On the way forward its gathers have a stream of their own, so the next one

@@ -83,31 +83,18 @@ split_layers = computing(
 )
 
 
-def _filled(costs: Costs, n_stages: int, is_full: Callable[[Costs, int, float], bool]) -> list[range]:
-    """Fill stage by stage. is_full: (costs in the stage, next cost, mean cost of the stages from this one on)."""
+def never_above_the_mean(costs: Costs, n_stages: int) -> list[range]:
     stages, first = [], 0
     for left in range(n_stages - 1, 0, -1):
         last = first + 1
-        while last < len(costs) - left and not is_full(costs[first:last], costs[last], sum(costs[first:]) / (left + 1)):
+        while last < len(costs) - left and sum(costs[first : last + 1]) <= sum(costs) / n_stages:
             last += 1
         stages.append(range(first, last))
         first = last
     return [*stages, range(first, len(costs))]
 
 
-@split_layers.mistake
-def never_above_the_mean(costs: Costs, n_stages: int) -> list[range]:
-    return _filled(costs, n_stages, lambda own, following, _: sum(own) + following > sum(costs) / n_stages)
-
-
-@split_layers.mistake
-def above_the_mean(costs: Costs, n_stages: int) -> list[range]:
-    return _filled(costs, n_stages, lambda own, following, _: sum(own) >= sum(costs) / n_stages)
-
-
-@split_layers.mistake
-def mean_of_the_rest(costs: Costs, n_stages: int) -> list[range]:
-    return _filled(costs, n_stages, lambda own, following, mean: sum(own) + following > mean)
+split_layers.mistake(never_above_the_mean)
 
 
 @split_layers.mistake

@@ -217,11 +217,6 @@ price, summing = _sums(4, 4, "usual", 3_000), partial(Exercise, rounding=ROUNDIN
 sum_gradients = summing("sum_gradients", mean_of_all, result, _sums_cases, price, PACE, breach=_two_bytes)
 
 
-@sum_gradients.mistake
-def each_sent(micro_batches: list[Tensor]) -> Tensor:
-    return torch.stack([mean_of_all([gradient]) for gradient in micro_batches]).mean(0)
-
-
 # The norm
 
 

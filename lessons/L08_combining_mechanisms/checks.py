@@ -103,16 +103,6 @@ price = _mesh(4, (2, 2, 2), 0)
 mesh_groups = Exercise("mesh_groups", grouped, _play_mesh, _meshes, price, PACE, rule=_beyond_the_mesh)
 
 
-@mesh_groups.mistake
-def others_alone(rank: int, dp: int, pp: int, tp: int) -> Groups:
-    return {axis: [one for one in ranks if one != rank] for axis, ranks in grouped(rank, dp, pp, tp).items()}
-
-
-@mesh_groups.mistake
-def neighbors(rank: int, dp: int, pp: int, tp: int) -> Groups:
-    return {axis: [*range(rank // n * n, rank // n * n + n)] for axis, n in (("dp", dp), ("pp", pp), ("tp", tp))}
-
-
 # The norm
 
 

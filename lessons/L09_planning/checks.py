@@ -214,11 +214,6 @@ priced_choice = _choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a
 choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=_said)
 
 
-@choose.mistake
-def searched(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
-    return search(model, cluster, global_batch, within=ROOM).best.plan
-
-
 # The time of a step, beside real machines
 
 
@@ -254,16 +249,28 @@ def _play_prediction(fn: Callable, steps: str) -> dict[str, Any]:
 
 
 def _ignored(ask: Callable[[Plan, int, float], float]) -> str:
-    """A sentence about something that changes nothing in the steps of a function; "" if each of these changes them."""
-    waits = "8 samples through 8 stages take a hundredth of the time of 800. What does the last stage do at first?"
-    sends = "8 tensor ranks take an eighth of the time of one. What do they send, and how often?"
-    network = "a step takes as long on a network ten times as fast. What do replicas send over it?"
-    pairs = {
-        waits: (100 * ask(Plan(pp=8), 8, 1e10), ask(Plan(pp=8), 800, 1e10)),
-        sends: (8 * ask(Plan(tp=8), 8, 1e10), ask(Plan(), 8, 1e10)),
-        network: (ask(Plan(dp=16, tp=8), 1024, 1e10), ask(Plan(dp=16, tp=8), 1024, 1e11)),
+    """A sentence about something that a function ignores, or puts in the wrong place; "" if these looks see nothing."""
+    same = partial(math.isclose, rel_tol=1e-6)
+
+    def lost(pp: int, network: float = 1e10) -> float:
+        """What 8 tensor ranks lose as their matrices are cut, and added up."""
+        return ask(Plan(tp=8, pp=pp), 800, network) - ask(Plan(pp=pp), 800, network) / 8
+
+    waits, sends = "What does the last stage do at first?", "What do they send, and how often?"
+    looks = {
+        f"8 samples through 8 stages take a hundredth of the time of 800. {waits}": same(
+            100 * ask(Plan(pp=8), 8, 1e10), ask(Plan(pp=8), 800, 1e10)
+        ),
+        f"8 tensor ranks take an eighth of the time of one. {sends}": same(lost(1) + 1, 1),
+        "a step takes as long on a network ten times as fast. What do replicas send over it?": same(
+            ask(Plan(dp=16), 64, 1e10), ask(Plan(dp=16), 64, 1e11)
+        ),
+        "8 tensor ranks lose less on a faster network between nodes. Where are they?": not same(lost(1), lost(1, 1e11)),
+        "8 tensor ranks lose more than half as much in one of 8 stages as in a single one. Whose layers are there?": (
+            lost(8) > lost(1) / 2
+        ),
     }
-    return next((f"By yours, {text} " for text, pair in pairs.items() if math.isclose(*pair, rel_tol=1e-6)), "")
+    return next((f"By yours, {text} " for text, is_so in looks.items() if is_so), "")
 
 
 def _certain(observed: list[Observed]) -> list[Any]:

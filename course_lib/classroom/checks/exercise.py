@@ -199,13 +199,24 @@ def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
     if passes > least:
         return TEXTS["passes"].format(times=passes / least)
     yours, at_first = map(AMOUNTS[what], (run, given))
-    return TEXTS["as given"] * math.isclose(yours, at_first, rel_tol=1e-3)
+    if math.isclose(yours, at_first, rel_tol=1e-3):
+        return TEXTS["as given"]
+    (begun, first), (least, early) = map(_begun, (run, best))
+    return TEXTS["begun"].format(begun=begun, first=first, least=least, early=early) * (
+        (begun, first) != (least, early)
+    )
 
 
 def _passes(run: Run) -> tuple[int, int]:
     """The forward passes of rank 0, and those before its first backward pass."""
     kinds = [span.kind for span in run.timeline.of(0) if span.kind in ("forward", "backward")]
     return kinds.count("forward"), [*kinds, "backward"].index("backward")
+
+
+def _begun(run: Run) -> tuple[int, int]:
+    """The operations that rank 0 begins, and the emulated milliseconds after which it begins the first."""
+    starts = [span.start for span in run.timeline.of(0) if span.kind in ("transfer", "wait")]
+    return len(run.results[0][0].sent), round(1000 * min(starts, default=0))
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:

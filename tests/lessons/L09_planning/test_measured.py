@@ -65,3 +65,14 @@ def test_an_error_that_cancels_another_brings_a_prediction_closer() -> None:
     assert "better than the best known" in verdict.message
     off = (sum(abs(fn(*step[1:5]) / step.seconds - 1) for step in UNSEEN) / 12 for fn in (without_data, with_traffic))
     assert [*off] == pytest.approx([0.059, 0.063], abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        (("message / 230e9", "message / network"), "lose less on a faster network between nodes"),
+        (("6 * model.layers / plan.pp * m", "6 * model.layers * m"), "lose more than half as much in one of 8 stages"),
+    ],
+)
+def test_what_stands_in_the_wrong_place_is_told(places: tuple[str, ...], said: str) -> None:
+    assert said in predict_step(changed(with_traffic, "changed", *places)).message
