@@ -688,10 +688,8 @@ def test_a_call_without_a_handle_fills_a_tensor_with_gaps_too() -> None:
 
     def column(rank: int) -> list[list[float]]:
         group: Any = dist.group.WORLD
-        group.inner, inner = (
-            SimpleNamespace(allreduce=lambda *args: inner.allreduce(*args).wait() and None),
-            group.inner,
-        )
+        inner: Any = group.inner
+        group.inner = SimpleNamespace(allreduce=lambda *args: inner.allreduce(*args).wait() and None)
         table = torch.ones(2, 2)
         dist.all_reduce(table[:, 0])
         group.inner = inner
