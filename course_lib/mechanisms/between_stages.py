@@ -12,6 +12,9 @@ Activations go down the pipeline, gradients come back. Two rules keep ranks from
 
 Between two ranks, NCCL carries the messages of a group one after another, whichever way they go. Where each of two has
 something for the other, both ways would wait for each other; so what goes to lower ranks has a group of its own there.
+And a receive that waits on a GPU can hold up what the rank computes, and with it what its sender waits for: CUDA loads
+a kernel when it is first used, which may have to wait until no other runs. So there a rank asks for a message only when
+it needs it.
 
 Dtype and shape are announced once, ahead of the first message from a stage to the next. After that only dimension 0
 changes, with the number of samples in a micro-batch; a gradient has the dtype and shape of its activation.
@@ -29,6 +32,7 @@ from torch import Tensor
 from course_lib.mechanisms.groups import Group
 from course_lib.schedules import Action, RankSchedule
 
+ASK_AHEAD = ("cpu",)  # devices that compute while a receive waits
 DESCRIPTION = 512  # bytes of the message that announces a format and the number of samples
 
 
@@ -62,7 +66,7 @@ class StageMessages:
         self._start_sending(message, tensor.detach().contiguous(), to)
 
     def fetch(self, message: Action) -> Tensor:
-        """Wait for a message, and ask for the next one."""
+        """Wait for a message, and ask for the next one, if that can wait while the rank computes."""
         if message not in self.arriving:
             self._ask_for(message)
         tensor, work = self.arriving.pop(message)
@@ -70,7 +74,7 @@ class StageMessages:
             work.wait()
             self.upcoming.popleft()
             self._free(self.own.used[message])
-            if self.upcoming:
+            if self.upcoming and self.device.type in ASK_AHEAD:
                 self._ask_for(self.upcoming[0], only_if_known=True)
         return tensor
 

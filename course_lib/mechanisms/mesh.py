@@ -35,8 +35,8 @@ class Mesh:
     def __init__(self, dp: int, pp: int, tp: int, device: str = "cpu") -> None:
         guards.sizes_make_all_ranks(dp, pp, tp)
         self.device_mesh = init_device_mesh(device, (dp, pp, tp), mesh_dim_names=AXES)
-        stages = dist.get_process_group_ranks(self.group("pp"))
-        self.way_back = dist.new_group(stages, use_local_synchronization=True) if device == "cuda" else None
+        pipelines = self.device_mesh.mesh.movedim(AXES.index("pp"), -1).reshape(-1, pp).tolist()
+        self.way_back = dist.new_subgroups_by_enumeration(pipelines)[0] if device == "cuda" else None
 
     def group(self, axis: MeshAxis) -> dist.ProcessGroup:
         """The ranks that differ from this one in their number on this axis only, and this one."""

@@ -18,6 +18,10 @@ In 8 and 4 bits these products take a half and a quarter of the time, and castin
 "fp8" has a scale for each tensor, "mxfp8" for 32 numbers, "nvfp4" for 16. Everything else stays in 16 bits: attention,
 norms, embeddings, logits, gradients; and in 32 bits the optimizer with its master weights.
 
+All of these are seconds of the device. A host that begins kernels more slowly than the device ends them makes a step
+longer, and is not counted: on one H100, eager PyTorch took 63 ms for a step of 350 million parameters and 2,048 tokens
+of which the kernels took 23, and the estimate is 24.
+
 NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantization).
 """
 

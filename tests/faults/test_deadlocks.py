@@ -477,3 +477,15 @@ def test_a_receive_that_waits_inside_the_call_as_nccl_does_while_it_connects_is_
             dist.recv(torch.zeros(1), 1)
 
     assert waits("receive", 0, "rank 1") in str(fault.of(Deadlock, lonely_receive))
+
+
+def test_a_wait_for_a_collective_is_told_where_futures_are_done_at_once_as_those_of_nccl(fault):
+    def lonely(rank):
+        if rank == 0:
+            group, done = dist.group.WORLD, torch.futures.collect_all([])
+            begin = group.inner.allreduce
+            handle = lambda *args: SimpleNamespace(wait=begin(*args).wait, get_future=lambda: done)  # noqa: E731
+            group.inner, group.tracer.device = SimpleNamespace(allreduce=handle), torch.device("cuda")
+            dist.all_reduce(torch.zeros(1), async_op=True).wait()
+
+    assert "Rank 0 waits in all_reduce" in str(fault.of(Deadlock, lonely))

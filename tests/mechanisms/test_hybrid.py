@@ -22,9 +22,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib import data, launch
-from course_lib.mechanisms import tensor_parallel
+from course_lib.mechanisms import mesh, tensor_parallel
 from course_lib.mechanisms.hybrid import Mesh, ModelPart, make_optimizer, train_step
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.pipeline import run_schedule
@@ -313,6 +314,27 @@ def overflow_on_one(rank: int) -> list[tuple[float, bool]]:
 def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
     for outcome in launch(overflow_on_one, 8).results:
         assert outcome == [(1024.0, True), (512.0, False), (512.0, True)]
+
+
+# GPUs
+
+
+def one_mesh_after_another(rank: int) -> list[float]:
+    """With the second group that a pipeline has on GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mesh, "init_device_mesh", lambda _, *sizes, **names: init_device_mesh("cpu", *sizes, **names))
+        found = []
+        for _ in range(2):
+            one = Mesh(1, 2, 2, device="cuda")
+            numbers = torch.tensor(float(rank))
+            dist.all_reduce(numbers, group=one.way_back)
+            found.append(float(numbers))
+            one.close()
+    return found
+
+
+def test_meshes_can_be_made_one_after_another_with_a_way_back() -> None:
+    assert launch(one_mesh_after_another, 4).results == [[2.0, 2.0], [4.0, 4.0], [2.0, 2.0], [4.0, 4.0]]
 
 
 # Bad input

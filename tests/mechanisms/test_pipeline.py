@@ -24,7 +24,7 @@ import torch.distributed.pipelining as theirs
 from torch import Tensor, nn
 
 from course_lib import Pace, RankFailed, data, launch
-from course_lib.mechanisms import batches
+from course_lib.mechanisms import batches, between_stages
 from course_lib.mechanisms.between_stages import StageMessages
 from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.model import GPTConfig, TinyGPT
@@ -315,6 +315,29 @@ def test_with_a_way_back_no_two_ranks_send_to_each_other_in_the_same_group(name:
     (_, first), (loss, second) = launch(directions, 2).results
     assert first == {("there", True)} and second == {("back", False)}
     assert torch.isclose(loss, alone(4, torch.float64, "")[0])
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "interleaved_1f1b"])
+def test_where_a_rank_that_receives_cannot_compute_it_asks_for_nothing_ahead(name: str) -> None:
+    """As on a GPU, where a receive may hold up kernels that CUDA has to load first."""
+
+    def receives_at_once(rank: int) -> Any:
+        way_back, receive = dist.new_group(range(4)), dist.irecv
+
+        def at_once(tensor: Tensor, **where: Any) -> Any:
+            work = receive(tensor, **where)
+            work.wait()
+            return work
+
+        model, schedule = build(torch.float64, ""), SCHEDULES[name](8 if "interleaved" in name else 4, 4)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(between_stages, "ASK_AHEAD", ())
+            patch.setattr(dist, "irecv", at_once)
+            stages = cut(model, schedule.n_stages)
+            return run_schedule(schedule, stages, *minibatch(), data.answer_loss, way_back=way_back)
+
+    losses = [loss for loss in launch(receives_at_once, 4).results if loss is not None]
+    assert torch.isclose(losses[0], alone(4, torch.float64, "")[0])
 
 
 def test_each_activation_and_each_gradient_travels_once() -> None:

@@ -681,3 +681,36 @@ def test_messages_of_a_batch_begin_together_where_the_backend_wants_it() -> None
     run = launch(exchange, 2)
     assert run.results == [(["start", "send", "recv", "end"], 2.0), (["start", "send", "recv", "end"], 1.0)]
     assert [run.timeline.bytes_sent(rank) for rank in (0, 1)] == [4, 4]
+
+
+def test_a_call_without_a_handle_fills_a_tensor_with_gaps_too() -> None:
+    """NCCL gives a handle for asynchronous calls only."""
+
+    def column(rank: int) -> list[list[float]]:
+        group: Any = dist.group.WORLD
+        inner: Any = group.inner
+        group.inner = SimpleNamespace(allreduce=lambda *args: inner.allreduce(*args).wait() and None)
+        table = torch.ones(2, 2)
+        dist.all_reduce(table[:, 0])
+        group.inner = inner
+        return table.tolist()
+
+    assert launch(column, 2).results == [[[2.0, 1.0], [2.0, 1.0]]] * 2
+
+
+def test_a_mark_on_a_gpu_ends_when_its_stream_has_and_waits_for_no_message() -> None:
+    """A receive in another stream may wait for what this rank sends after the mark."""
+
+    def ends(rank: int) -> list[str]:
+        waits: list[str] = []
+        tracer = dist.group.WORLD.tracer
+        with pytest.MonkeyPatch.context() as patch:
+            computed = SimpleNamespace(synchronize=lambda: waits.append("computed"))
+            patch.setattr(torch.cuda, "current_stream", lambda: computed)
+            patch.setattr(torch.cuda, "synchronize", lambda *_: waits.append("all messages are there"))
+            patch.setattr(tracer, "device", torch.device("cuda"))
+            with compute("forward"):
+                pass
+        return waits
+
+    assert launch(ends, 1).results == [["computed"]]

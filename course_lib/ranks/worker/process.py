@@ -47,6 +47,7 @@ def main(place: messages.Place, parent: Connection, board_memory: Any, answers: 
         tracer.device = torch.device("cuda", place.rank)
         torch.cuda.set_device(tracer.device)
         torch.set_default_device(tracer.device)
+        torch.autograd.set_multithreading_enabled(False)  # its hooks run where the clock and the stacks are looked for
     traced_group.register(tracer)
     timeline.record_with(tracer)
     threads.watch()

@@ -41,7 +41,7 @@ class TracedWork(dist.Work):
         self.started = tracer.steps
         if is_called_directly():  # other parts of torch wait for their operations, or need not
             tracer.unclaimed[op.number] = self
-        if op.is_async and not op.is_message:
+        if op.is_async and not op.is_message and tracer.device is None:
             with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
                 inner.get_future().add_done_callback(self._note_completion)
 
@@ -64,13 +64,13 @@ class TracedWork(dist.Work):
             op.changed = clock()
         tracer.block(op, self.started)
         op.ended = 0.0
-        if self.inner is not None:
+        if self.inner is not None:  # NCCL has none for a call that is not asynchronous, and so in the current stream
             self.inner.wait()
-            self._copy_back()
-            if op.name == "recv_any_source":
-                self._note_sender()
-            if tracer.device is not None:
-                torch.cuda.current_stream().synchronize()
+        self._copy_back()
+        if op.name == "recv_any_source":
+            self._note_sender()
+        if tracer.device is not None:
+            torch.cuda.current_stream().synchronize()
         if tracer.emulated:
             tracer.emulated.finish(op)
         tracer.finish(op)
@@ -109,6 +109,8 @@ class TracedWork(dist.Work):
     def get_future(self) -> Any:
         self._claim()
         self.op.handed_on = True
+        if self.tracer.device is not None:
+            self.op.ended = clock()  # a future of NCCL is done as soon as the operation is in a stream
         self.tracer.board.write(self.tracer.rank, self.op)
         if self.tracer.emulated:
             self.tracer.emulated.wait_unseen(self)

@@ -74,7 +74,8 @@ class Tracer:
 
     def end(self, failed: bool) -> None:
         if self.device is not None:
-            torch.cuda.synchronize(self.device)  # a GPU computes after the call has returned
+            # A GPU computes after the call has returned. In its other streams a receive may wait for what comes after.
+            torch.cuda.current_stream().synchronize()
         if self.emulated:
             self.emulated.end(failed)
         self.marks.append(self._open.pop()._replace(end=self.now()))
