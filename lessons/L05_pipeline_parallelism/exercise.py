@@ -493,7 +493,7 @@ def faster_pipeline(stage, inputs, targets, loss_fn, width):
     and nothing is on its way any more.
     """
     ### BEGIN SOLUTION
-    ends = [round(len(inputs) * end / 24) for end in (0, 2, 7, 15, 21, 24)]
+    ends = [round(len(inputs) * end / 24) for end in (0, 3, 9, 17, 22, 24)]
     sizes = [size for size in torch.tensor(ends).diff().tolist() if size]  # small at both ends
     actions = pipeline_actions("1f1b", dist.get_rank(), dist.get_world_size(), len(sizes))
     run_actions(actions, stage, [*inputs.split(sizes)], [*targets.split(sizes)], loss_fn, width)
@@ -531,9 +531,12 @@ pipelined = checks.faster_pipeline(faster_pipeline)
 pipelined.points(3)
 
 # %% [markdown]
-# Your step, the one that was given, and the best one known. PyTorch's `torch.distributed.pipelining` takes equal
-# micro-batches, and leaves their number to you; `best_micro_batches` above is the same choice in numbers. The course's
-# own is [`run_schedule`](../../course_lib/mechanisms/pipeline.py).
+# Your step, the one that was given, and the best one known: 1F1B, with the best of all sizes. A search through all
+# orders finds one of 185 ms, in which a small first micro-batch goes back last. As long as all ranks cut the minibatch
+# alike, nothing is faster: with two to five micro-batches all orders were tried, and with six the slow stage alone
+# computes for 180 ms, and needs 8 ms more until the first sample arrives and after the last one has left. PyTorch's
+# `torch.distributed.pipelining` takes equal micro-batches, and leaves their number to you; `best_micro_batches` above
+# is the same choice in numbers. The course's own is [`run_schedule`](../../course_lib/mechanisms/pipeline.py).
 
 # %%
 pipelined.idle
