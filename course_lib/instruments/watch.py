@@ -61,9 +61,9 @@ class Watch(TorchDispatchMode):
             given = tensors_in(args[1]) or tensors_in(args[0])
             if operation != "send":
                 self._given.append(given)
-            groups = [dist.ProcessGroup.unbox(one) for one in args if isinstance(one, torch.ScriptObject)][:1]
-            group = "".join(one.group_name for one in groups)
-            self.sent += [Sent(operation, peer, tensor.clone(), group) for tensor in given]
+            boxes = [one for one in args if isinstance(one, torch.ScriptObject)]  # the first one is the group
+            name = "".join(dist.ProcessGroup.unbox(one).group_name for one in boxes[:1])
+            self.sent += [Sent(operation, peer, tensor.clone(), name) for tensor in given]
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         if id(storage) in self._known:

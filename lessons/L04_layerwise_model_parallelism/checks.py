@@ -22,6 +22,7 @@ from course_lib.classroom.checks.tables import Plans, as_numbers, computing
 from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Link, Pace
 from course_lib.schedules import SCHEDULES
+from course_lib.timeline import compute
 
 Costs = list[int]
 
@@ -217,8 +218,9 @@ def layer_by_layer(stage: nn.Sequential, inputs: Tensor, targets: Tensor, loss_f
                 dy = torch.autograd.grad(loss, dy)[0]
             total += loss
             del loss
-        for i in reversed(range(0, len(stage), 2)):
-            dy = _back_through(stage[i], stage[:i](x), dy)
+        with compute("backward"):
+            for i in reversed(range(0, len(stage), 2)):
+                dy = _back_through(stage[i], stage[:i](x), dy)
         if rank > 0:
             dist.send(dy, rank - 1)
         del dy, x

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from course_lib.classroom.checks.by_hand import two_shots
 from course_lib.classroom.checks.evidence import kind
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import most_sent, on_one_link
@@ -24,7 +25,6 @@ from course_lib.classroom.checks.part import Case, Observed, Values, normal, pre
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
-from lessons.L02_data_parallelism.checks_averaging import two_shots
 
 PACE = Pace(device={"forward": 0.02, "backward": 0.04}, link=Link(latency=0.002, bandwidth=1e6))
 exact = partial(Exercise, pace=PACE, rounding=1e-12)  # everything is float64; mistakes are off by far more

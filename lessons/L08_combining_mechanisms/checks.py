@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from course_lib.classroom.checks.by_hand import straight
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import most_sent, on_one_link
 from course_lib.classroom.checks.part import Case, Observed, normal
@@ -25,7 +26,6 @@ from course_lib.classroom.checks.tables import as_number, as_numbers
 from course_lib.mechanisms.mesh import AXES, Mesh
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
-from lessons.L02_data_parallelism.checks_averaging import straight
 
 PACE = Pace({"backward": 0.04}, Link(latency=0.002, bandwidth=1e6))
 Sizes = tuple[int, int, int]  # dp, pp, tp

@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.classroom.checks.by_hand import straight
 from course_lib.classroom.checks.exercise import Exercise, rated
 from course_lib.classroom.checks.part import changed
 from course_lib.classroom.checks.prose import TEXTS
 from course_lib.classroom.checks.verdict import Verdict
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
-from lessons.L02_data_parallelism.checks_averaging import each_alone, in_buckets, straight
+from lessons.L02_data_parallelism.checks_averaging import each_alone, in_buckets
 from lessons.L04_layerwise_model_parallelism.checks import sample_by_sample
 from lessons.L05_pipeline_parallelism.checks import halves, in_halves, listed, ran
 from lessons.L06_tensor_parallelism.checks import (
