@@ -20,7 +20,7 @@ from course_lib import data
 from course_lib.classroom.checks.by_hand import straight, two_shots
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import on_one_link, sent_more
-from course_lib.classroom.checks.part import Case, Observed, changed, effect, normal, on_the_clock
+from course_lib.classroom.checks.part import Case, Observed, effect, normal, on_the_clock
 from course_lib.instruments.watch import Watch
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Link, Pace
@@ -93,23 +93,6 @@ def plain_sum(model: nn.Module, samples: int) -> None:
         gradient *= factor
         dist.all_reduce(gradient)
         gradient /= divisor
-
-
-SUMS = {  # factor of a rank's gradients, divisor of their sum
-    "sum_without_division": "1, 1",
-    "weighted_sum_without_division": "samples, 1",
-    "weighted_and_divided_by_ranks": "samples, dist.get_world_size()",
-    "divided_twice": "1, dist.get_world_size() ** 2",
-    "divided_by_samples": "1, samples",
-    "divided_by_own_samples": "samples, samples * dist.get_world_size()",
-    "shares_counted_alike": "1, dist.get_world_size()",
-    "divided_by_all_samples": "1, _total(samples)",
-    "rounded_to_zero": "samples // _total(samples), 1",
-}
-
-
-for name, code in SUMS.items():
-    average_gradients.mistake(changed(plain_sum, name, "1, 1", code))
 
 
 @average_gradients.mistake
@@ -232,12 +215,6 @@ SLOW_PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwid
 backward_in_buckets = Exercise(
     "backward_in_buckets", in_buckets, _play_layers, _all_layers, price, SLOW_PACE, rounding=1e-12, breach=_few
 )
-hooked, back = "register_post_accumulate_grad_hook(ready)", "    loss.backward()\n"
-backward_in_buckets.change(
-    "stays_when_full", "(ready)", "(lambda _: None)", back, f"{back}    [*map(ready, reversed(trained))]\n"
-)
-backward_in_buckets.change("not_yet_there", hooked, "register_hook(lambda _, one=one: ready(one))", fails=True)
-
 
 # Any buckets
 

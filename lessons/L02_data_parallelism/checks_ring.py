@@ -115,7 +115,6 @@ def _ranks_in(number: float, n: int) -> list[int]:
 price_case = Case("4 ranks and 3,000 fractions", 4, partial(_after_backward, 3_000))
 exact = partial(Exercise, pace=PACE, rounding=1e-12, breach=_breach, rule=_first_wrong_round)
 ring_all_reduce = exact("ring_all_reduce", right, effect, _cases, price_case)
-ring_all_reduce.change("too_few_chunks", ".tensor_split(", ".chunk(", fails=True)
 
 
 @ring_all_reduce.mistake

@@ -93,7 +93,6 @@ def _rule(observed: list[Observed]) -> str:
 price_case, pace = _case(4, 10), Pace({"forward": 0.01})
 split_batch = Exercise("split_batch", right, _play, _cases, price_case, pace, compared=_compared, rule=_rule)
 own_code = "batch[start:stop]"
-split_batch.change("too_few_pieces", own_code, "batch.chunk(world_size)[rank]", fails=True)
 
 
 @split_batch.mistake

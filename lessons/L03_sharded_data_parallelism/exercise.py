@@ -12,6 +12,7 @@
 # | 3 | `train_sharded`: ZeRO-1, each rank keeps the optimizer's state of its own shard | 20 | ★★☆ | 4 |
 # | 4 | `sharded_linear`: a layer that is there only while it computes | 25 | ★★★ | 5 |
 # | 5 | `recompute`: a block whose activations are computed twice, and never kept | 20 | ★★☆ | 4 |
+# | 6 | `faster_layers`: an open task: layers that arrive in time | 50 | ★★★ | 3 + 2 |
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks and compares what it leaves with what
 # a single process would have. Nothing that you write can break anything, so run a check as often as you like.
@@ -23,13 +24,16 @@
 #     on 4 ranks     rank 0 rank 1 rank 2 rank 3
 
 # %%
+import time
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from course_lib import launch
+from course_lib import Link, Pace, launch
 from course_lib.data import answer_loss, minibatches, train_test_split
 from course_lib.model import TinyGPT
+from course_lib.timeline import compute
 from lessons.L03_sharded_data_parallelism import checks
 
 # %% [markdown]
@@ -87,8 +91,8 @@ def reduce_scatter(tensor):
 # </details>
 # <details><summary>Hint 3: the sum</summary>
 #
-# Begin with a copy of your own piece, `pieces[rank].clone()`: a piece is a view, and adding to it would change
-# `tensor`. Receive into a tensor like it, `torch.empty_like(total)`, and add that.
+# Which piece does nobody send you, and where does the sum begin? A piece is a view: what happens to `tensor` if you add
+# to it? And where does a message go before you add it?
 # </details>
 
 # %% nbgrader={"grade_id": "check_reduce_scatter", "grade": true, "locked": true, "points": 3}
@@ -162,7 +166,7 @@ def all_gather(piece, size):
 # </details>
 # <details><summary>Hint 3: your own piece</summary>
 #
-# Nobody sends it to you: `pieces[rank].copy_(piece)`.
+# Which place in the whole does no message fill? Its view is in `pieces`, too, and `copy_` fills a tensor in place.
 # </details>
 
 # %% nbgrader={"grade_id": "check_all_gather", "grade": true, "locked": true, "points": 2}
@@ -243,7 +247,8 @@ def train_sharded(model, batches, loss_fn, make_optimizer):
 # </details>
 # <details><summary>Hint 4: frozen parameters</summary>
 #
-# Their `.grad` is `None`. Leave them out from the start: `[p for p in model.parameters() if p.requires_grad]`.
+# What is the `.grad` of a parameter that is not trained, and does it belong into the row at all? `requires_grad` tells
+# which ones are trained.
 # </details>
 
 # %% nbgrader={"grade_id": "check_train_sharded", "grade": true, "locked": true, "points": 4}
@@ -359,8 +364,8 @@ def sharded_linear(x, shard, shape):
 # </details>
 # <details><summary>Hint 4: backward</summary>
 #
-# The lines are in the picture above. `reduce_scatter` takes a flat tensor and returns a sum; what is asked for is a
-# mean, as in part 3. Return a gradient for each argument of `forward`, in their order.
+# Which line of the picture is for your samples alone, and which for those of all ranks? What does `reduce_scatter` take
+# and return, and what does the contract ask for? And how many arguments does `forward` have that want a gradient?
 # </details>
 
 # %% nbgrader={"grade_id": "check_sharded_linear", "grade": true, "locked": true, "points": 5}
@@ -457,8 +462,8 @@ def recompute(block, x):
 # </details>
 # <details><summary>Hint 4: dropout</summary>
 #
-# Note `torch.get_rng_state()` in `forward`, before the first pass. In `backward`, note the present state, set the old
-# one with `torch.set_rng_state`, compute, and set the present one again.
+# From which state does the first pass draw, and when do you have to ask for it? `torch.set_rng_state` brings a state
+# back. Who draws after your second pass, and which state should they find?
 # </details>
 
 # %% nbgrader={"grade_id": "check_recompute", "grade": true, "locked": true, "points": 4}
@@ -486,6 +491,263 @@ again.points(4)
 
 # %%
 again.idle
+
+# %% [markdown]
+# ## 6. An open task: layers that arrive in time
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a step of a sharded model that waits for its messages as little as possible | 50 | ★★★ |
+#
+# In part 4 a rank waits for a layer, computes, and then waits for the next one. Here its messages travel while it
+# computes. You write the whole step by hand this time, without autograd, so you decide what happens when.
+#
+# Four ranks share eight equal layers, and each has a quarter of the rows of each weight. Two functions compute.
+# `backward` computes the layer once more, as in part 5, so it takes three times as long as `forward`. (The marks
+# `compute` tell the emulated clock what is going on.)
+
+# %%
+def forward(x, weight):
+    """The output of a layer."""
+    with compute("forward"):
+        return torch.tanh(x @ weight.T)
+
+
+def backward(dy, x, weight):
+    """The gradients of a layer's input and of its weight."""
+    with compute("backward"):
+        dz = dy * (1 - torch.tanh(x @ weight.T) ** 2)
+        return dz @ weight, dz.T @ x
+
+
+# %% [markdown]
+# And this is a step that is right and slow. One thing happens after the other:
+
+# %%
+def gather(shard, width):
+    weight = shard.new_empty(width, width)
+    dist.all_gather_single(weight, shard)
+    return weight
+
+
+def one_after_the_other(x, shards, forward, backward, loss_gradient):
+    width, inputs = x.shape[1], []
+    for shard in shards:
+        inputs.append(x)
+        x = forward(x, gather(shard, width))
+    dy = loss_gradient(x)
+    for shard in reversed(shards):
+        dy, gradient = backward(dy, inputs.pop(), gather(shard, width))
+        shard.grad = torch.empty_like(shard)
+        dist.reduce_scatter_single(shard.grad, gradient)
+        shard.grad /= dist.get_world_size()
+
+# %% [markdown]
+# A layer takes 20 ms forward and 60 ms backward. The gather or the reduce-scatter of a layer takes 25 ms. One link
+# carries them all, one after the other, in the order in which they begin.
+#
+# **First on paper.** How short can this step become, if everything is hidden that can be? Draw two lines, one for the
+# device and one for the link. Some messages have nothing to hide behind: which are they? And which of the two lines is
+# the busy one on the way forward, and which on the way back?
+
+# %% nbgrader={"grade_id": "shortest_step", "solution": true}
+def shortest_step(layers, forward, backward, gather, scatter):
+    """How long a step takes in which everything is hidden that can be.
+
+    layers: how many equal layers there are.
+    forward, backward: how long a device computes one of them.
+    gather, scatter: how long the link is busy with one of them. A gather may take longer
+        than forward or not; a gather and a scatter together take no longer than backward.
+    """
+    ### BEGIN SOLUTION
+    there = gather + (layers - 1) * max(forward, gather) + forward
+    back = layers * backward + scatter
+    return there + back
+    ### END SOLUTION
+
+
+# %%
+print(f"my prediction: {shortest_step(8, forward=20, backward=60, gather=25, scatter=25)} ms")
+
+# %% [markdown]
+# **Then build it.** Change whatever you like in the step above, as long as every gradient stays exact: the emulated
+# clock counts. Nobody has room for the whole model, so free what you no longer need. (Whoever keeps all weights until
+# the backward pass does data parallelism again.) Three levels are on the scale: met, good, and best known. First the
+# step as it is:
+
+# %%
+checks.faster_layers(one_after_the_other)
+
+
+# %% nbgrader={"grade_id": "faster_layers", "solution": true}
+def faster_layers(x, shards, forward, backward, loss_gradient):
+    """One step on this rank's samples, in as little emulated time as you can.
+
+    x: this rank's samples [samples, width].
+    shards: this rank's rows of each layer's weight [width / world_size, width]. The whole
+        weight [width, width] has the rows of rank 0 first, then those of rank 1, and so on.
+    forward, backward: as above. Each layer computes once in each direction.
+    loss_gradient: loss_gradient(y) is the gradient of this rank's loss for the output y of
+        the last layer. It takes no time.
+
+    When it returns, each `shard.grad` is this rank's rows of the gradient of the weight, the
+    mean over ranks, and nothing is on its way any more. A rank never holds all whole weights
+    at a time, nor all whole gradients. Messages use the default group: a second group would
+    be a second link, and there is none.
+    """
+    ### BEGIN SOLUTION
+    n, width, inputs, handle = dist.get_world_size(), x.shape[1], [], None
+
+    def one_ahead(shards):
+        """The whole weights one by one; while one is used, the next one is on its way."""
+        after = x.new_empty(width, width)
+        handle = dist.all_gather_single(after, shards[0], async_op=True)
+        for shard in shards[1:]:
+            handle.wait()
+            weight, after = after, torch.empty_like(after)
+            handle = dist.all_gather_single(after, shard, async_op=True)
+            yield weight
+        handle.wait()
+        yield after
+
+    weights = one_ahead([*shards, *shards[-2::-1]])  # the last layer's is still there when it goes back
+    for _ in shards:
+        inputs.append(x)
+        weight = next(weights)
+        x = forward(x, weight)
+    dy = loss_gradient(x)
+    for shard in reversed(shards):
+        dy, gradient = backward(dy, inputs.pop(), weight)
+        if handle:
+            handle.wait()
+        shard.grad = torch.empty_like(shard)
+        handle = dist.reduce_scatter_single(shard.grad, gradient / n, async_op=True)
+        weight = next(weights, None)
+    handle.wait()
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: what waits for what?</summary>
+#
+# Look at one gather in the step above. Which of its inputs does the layer before it compute? And who needs the result
+# of a reduce-scatter, and when?
+# </details>
+# <details><summary>Hint 2: who stands in line?</summary>
+#
+# The link takes messages in the order in which they begin. On the way back there are two kinds of them. Which of the
+# two is somebody going to wait for, and what stands before it in line?
+# </details>
+# <details><summary>Hint 3: the turn</summary>
+#
+# Which layer computes last on the way forward, and which first on the way back? What does the link do meanwhile, and
+# what should it do?
+# </details>
+# <details><summary>Hint 4: what is whole?</summary>
+#
+# Count the whole weights and gradients that are there while a layer goes back. Which of them does nobody need any more?
+# Python frees a tensor when no name stands for it and no list holds it.
+# </details>
+# <details><summary>Hint 5: the machinery</summary>
+#
+# With `async_op=True` a collective returns at once, with a handle. When may you read what it writes, and how many names
+# do you need, if one weight is in use and another one on its way?
+# </details>
+
+# %% nbgrader={"grade_id": "check_faster_layers", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L03_sharded_data_parallelism.checks")
+
+### END HIDDEN TESTS
+arriving = checks.faster_layers(faster_layers)
+arriving.points(3)
+
+# %%
+arriving.idle
+
+# %% [markdown]
+# The first picture has your step and the one that was given. If a better one is known, it stands below. Now hold your
+# prediction against your step, here and in two other settings, which it has not seen:
+
+# %%
+def steps(rank, step, layers, width, samples, times=1):
+    """Some steps on this rank. Returns the seconds that one of them took."""
+    shards = [torch.rand(width // dist.get_world_size(), width) / width for _ in range(layers)]
+    x, targets = torch.rand(2, samples, width)
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(times):
+        step(x, shards, forward, backward, lambda y: y - targets)
+    return (time.perf_counter() - start) / times
+
+
+for layers, message in (8, 25), (8, 10), (24, 25):
+    link = Link(bandwidth=3 * 4 * 64 * 16 / (message / 1000))  # a rank sends three quarters of 64 x 64 numbers
+    pace = Pace({"forward": 0.020, "backward": 0.060}, link)
+    runs = [launch(steps, 4, (step, layers, 64, 2), pace=pace) for step in (one_after_the_other, faster_layers)]
+    slow, fast = (1000 * run.timeline.makespan for run in runs)
+    print(f"{layers:2} layers, {message} ms for a message: one after the other {slow:5,.0f} ms, "
+          f"yours {fast:5,.0f} ms, predicted {shortest_step(layers, 20, 60, message, message):5,} ms")
+
+# %% [markdown]
+# So much for emulated devices. What does it bring on yours? The same two steps without a pace, with larger layers, on
+# the clock of your computer. *Predict:* is the ratio as good?
+
+# %% tags=["nbval-ignore-output"]
+taken = {}
+for step in one_after_the_other, faster_layers:
+    taken[step] = min(max(launch(steps, 4, args=(step, 8, 512, 256, 3)).results) for _ in range(3))
+    print(f"measured, {step.__name__:20} {1000 * taken[step]:5.0f} ms")
+print(f"ratio {taken[one_after_the_other] / taken[faster_layers]:.2f}")
+
+# %% [markdown]
+# Probably not, if your computer has few cores. Four ranks share them, and a message is work for the same cores: they
+# copy what a link would carry between GPUs. But messages can only hide where something else is idle. So with fewer
+# cores than ranks you see little or nothing of it, with more you may see some, and no two runs are alike. On a GPU a
+# collective runs in a stream of its own. It needs few of the cores, but it takes these, and memory bandwidth, from what
+# computes. So not all of it is really hidden there either: about half, by published steps, as lesson 03 tells.
+#
+# When is there enough to hide behind? Your formula takes real numbers, too: 40 layers of 300 million parameters each,
+# on H100 in nodes of eight. For $T$ tokens on a device, a layer of $P$ parameters takes $2PT$ FLOPs forward, and three
+# times as many backward, since it is computed once more. In 16 bits, $2P$ bytes are gathered, and $2P$ scattered.
+
+# %%
+from course_lib.planner import Cluster
+
+cluster, parameters = Cluster("H100-80GB", between="InfiniBand NDR"), 300e6
+speed = cluster.spec.peak["bf16"] * cluster.spec.matmul  # what large products reach
+for cards, counts in {8: (2048, 4096), 1: (16_384, 32_768)}.items():
+    message = 2 * parameters / (cards * cluster.between_link.achieved)  # a node shares what its cards bring in
+    for tokens in counts:
+        seconds = 2 * parameters * tokens / speed
+        step = shortest_step(40, seconds, 3 * seconds, message, message)
+        print(f"{cards} x {cluster.between} in a node, {tokens:6,} tokens on a device: a layer computes "
+              f"{1000 * seconds:5.2f} ms forward, its gather takes {1000 * message:5.2f} ms, "
+              f"so at least {1 - 40 * 4 * seconds / step:.1%} of the step is waiting")
+
+# %% [markdown]
+# PyTorch's `fully_shard` does all of this. On the way forward its gathers have a stream of their own, so the next one
+# begins while a layer computes, if the CPU is far enough ahead. `set_modules_to_forward_prefetch` lets it begin
+# earlier, or several at a time, for more memory. On the way back it gathers the next module in the reverse of the order
+# in which they computed, unless `set_modules_to_backward_prefetch` says something else. By default, with
+# `reshard_after_forward=None`, it frees each module after its forward pass, except for the outermost one, which it
+# keeps until the backward pass. `True` frees that, too. `False` keeps everything: fewer messages, for all the memory.
+# The course's [`FullySharded`](../../course_lib/mechanisms/fully_sharded.py) is one ahead in both directions, too.
+#
+# What have you gained? Write three sentences. The first says what is hidden now, and behind what. The second says what
+# is not hidden, and what all of this costs in memory. The third says when it no longer helps on real devices: name what
+# decides it, and a number.
+
+# %% [markdown] nbgrader={"grade_id": "why_faster_layers", "grade": true, "solution": true, "points": 2}
+# Backward, the link hides behind the device, since the next weight comes and the gradient of the layer before leaves
+# while a layer computes; forward a gather takes longer than a layer, so there the device hides behind the link. Not
+# hidden are the first gather, the last reduce-scatter and 5 ms for each other layer forward, and a rank holds two whole
+# weights and two whole gradients at a time, where it held about one of each. It no longer helps where devices have too
+# few tokens to compute: to hide a gather forward, each needs at least its FLOPs per second divided by the bytes per
+# second of its link, on H100 about 2,300 tokens with a card of 400 Gbit/s for each device, and 18,700 with one for
+# eight.
 
 # %% [markdown]
 # ## Everything together

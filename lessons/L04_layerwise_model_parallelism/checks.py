@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, changed, normal, prepared
+from course_lib.classroom.checks.part import Case, normal, prepared
 from course_lib.classroom.checks.samples import miscounted
 from course_lib.classroom.checks.tables import Plans, as_numbers, computing
 from course_lib.classroom.runs.events import perform
@@ -180,8 +180,6 @@ rule = partial(miscounted, inputs="minibatches[0][0]", targets="minibatches[0][1
 forward_and_backward = Exercise(
     "forward_and_backward", passed_on, _play_steps, _all_steps, price_steps, PACE, rounding=1e-12, rule=rule
 )
-forward_and_backward.change("no_leaf", "x.requires_grad_()", "pass", fails=True)
-forward_and_backward.change("frozen_forgotten", "if y.requires_grad", "if True", fails=True)
 
 
 # In little memory
@@ -244,18 +242,6 @@ price = _steps(4, 4, 0, samples=64, new="a minibatch of 64 samples")
 levels = "bytes of extra memory", 8_276, 4_138, layer_by_layer
 in_little_memory = partial(Exercise, rounding=1e-12, budget=levels, rule=rule)
 lighter_step = in_little_memory("lighter_step", passed_on, _play_steps, _odd_minibatches, price, PACE)
-share = " * (len(b) / len(targets))"
-lighter_step.mistake(changed(sample_by_sample, "losses_summed", share, ""))
-lighter_step.mistake(changed(sample_by_sample, "last_loss", " + (0 if total is None else total)", ""))
-lighter_step.mistake(changed(sample_by_sample, "of_64", share, " * (len(b) / 64)"))
-lighter_step.mistake(changed(sample_by_sample, "cleared", "    total, size", "    stage.zero_grad(); total, size"))
-so_far, mean = "loss.detach() + (0 if total is None else total)", "loss.detach() / len(y) * len(targets)"
-for size in (2, 4):
-    pieces = "size = None, 1", f"size = None, {size}"
-    lighter_step.mistake(changed(sample_by_sample, f"last_of_{size}", *pieces, so_far, mean))
-fours = "size = None, 1", "size = None, 4"
-lighter_step.mistake(changed(sample_by_sample, "last_share", *fours, so_far, "loss.detach()"))
-lighter_step.mistake(changed(sample_by_sample, "last_alone", "    loss = p", "    stage.zero_grad(); loss = p"))
 
 
 # Who holds what

@@ -203,10 +203,6 @@ def _play_actions(
 
 price = _step(4, "1f1b", (2,) * 6, 0)
 run_actions = on_devices("run_actions", ran, _play_actions, _steps, price, rounding=1e-12, rule=miscounted)
-whole = "actions, inputs, targets = [one for one in actions if one[2] == 0], [torch.cat(inputs)], [torch.cat(targets)]"
-run_actions.change("one_piece", "rank, last, samples =", f"{whole}; rank, last, samples =")
-run_actions.change("overwritten", "in_flight[k] = x, y", "in_flight = dict.fromkeys(range(99), (x, y))", fails=True)
-run_actions.change("no_leaf", "x.requires_grad_()", "pass", fails=True)
 
 
 # A pipeline with a slow stage

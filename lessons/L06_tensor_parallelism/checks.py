@@ -110,16 +110,6 @@ def _play_linear(fn: Any, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -
 
 column_parallel_cases, column_parallel_price = partial(_linear_cases, "outputs"), _linear("outputs", 4, (16,), 32, 64)
 column_parallel = exact("column_parallel", column, _play_linear, column_parallel_cases, column_parallel_price)
-own = "summed(F.pad(dy, (0, 64 - len(bias))))[..., : len(bias)]"
-behind = f"conjugate(F.linear(x, weight, bias), unchanged, lambda dy: {own})"
-column_parallel.change(
-    "f_behind_the_layer", "F.linear(x, weight, bias)", behind, "unchanged, summed", "unchanged, unchanged"
-)
-in_both_code = "tensor_split(dist.get_world_size(), -1)[dist.get_rank()]"
-column_parallel.change("x_cut_too", "linear(x, weight", f"linear(x.{in_both_code}, weight.{in_both_code}")
-padded = "lambda one: summed(F.pad(one, (0, 0) * (one.dim() - 1) + (0, 64 - len(one))))[: len(bias)]"
-both_code = f"*(conjugate(one, unchanged, {padded}) for one in (weight, bias))"
-column_parallel.change("own_gradients_added_up", "(x, weight, bias)\n", f"(x, {both_code})\n")
 
 
 @column_parallel.mistake
@@ -130,8 +120,6 @@ def outputs_added_up(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 row_parallel_cases, row_parallel_price = partial(_linear_cases, "inputs"), _linear("inputs", 4, (16,), 64, 32)
 row_parallel = exact("row_parallel", row, _play_linear, row_parallel_cases, row_parallel_price)
-g = "conjugate(partial_sum, summed, unchanged)"
-row_parallel.change("bias_in_parts", g, g.replace("sum,", "sum + bias / dist.get_world_size(),"), " + bias\n", "\n")
 
 
 # A block on a slow link

@@ -1,11 +1,12 @@
-"""The checks for planning: the bytes that a plan holds on a device and sends in a step, and the choice of a plan.
+"""The checks for planning: a plan's bytes on a device and in a step, the choice of a plan, and the time of a step.
 
-All three are functions of numbers: each rank asks for other plans.
+All of them are functions of numbers. Where each rank is asked, each asks for other plans.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
@@ -18,12 +19,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case, Observed
-from course_lib.classroom.checks.tables import Plans, computing
+from course_lib.classroom.checks.tables import Plans, as_numbers, computing
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from course_lib.planner.search import ALIKE
 from course_lib.planner.spec import RECOMPUTE
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
+from lessons.L09_planning.measured import SEEN, UNSEEN
 
 # Memory
 
@@ -215,3 +217,69 @@ choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=
 @choose.mistake
 def searched(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
     return search(model, cluster, global_batch, within=ROOM).best.plan
+
+
+# The time of a step, beside real machines
+
+
+def at_peak(model: ModelSpec, plan: Plan, samples: int, network: float) -> float:
+    flops = model.step_flops(samples) + model.recomputed_flops(samples, "full")
+    return flops / (plan.devices * 312e12)
+
+
+def with_traffic(model: ModelSpec, plan: Plan, samples: int, network: float) -> float:
+    m, message = plan.micro_batches(samples), 2 * plan.micro_batch * model.sequence * model.hidden
+    reductions = 6 * model.layers / plan.pp * m
+    tensor = reductions * 2 * (plan.tp - 1) / plan.tp * message / 230e9
+    data = 2 * (plan.dp - 1) / plan.dp * 4 * model.parameters / (plan.tp * plan.pp) / network
+    bubble = (plan.pp - 1) / (plan.virtual_stages * m)
+    return (at_peak(model, plan, samples, network) / 0.58 + tensor) * (1 + bubble) + data
+
+
+def _play_prediction(fn: Callable, steps: str) -> dict[str, Any]:
+    """Predict the steps of a table. Compared is what holds of every prediction; the rest says how good it is."""
+    table = {"seen": SEEN, "unseen": UNSEEN}[steps]
+    found = as_numbers([fn(*step[1:5]) for step in table])
+    if not isinstance(found, torch.Tensor) or found.shape != (len(table),) or not (found > 0).all():
+        return {"seconds of each step": f"{found[0]}, of the first"}
+    ask = partial(fn, table[0].model)
+    one, twice, wider = ask(Plan(4, 8), 512, 1e10), ask(Plan(4, 8), 1024, 1e10), ask(Plan(8, 8), 512, 1e10)
+    longer, shorter = "longer" if twice > one else "no longer", "shorter" if wider < one else "no shorter"
+    certain = {"seconds of each step": "a number", "twice the samples": longer, "twice the replicas": shorter}
+    off = (found / torch.tensor([step.seconds for step in table]) - 1).abs()
+    name, _, plan, samples, *_, took = table[worst := int(off.argmax())]
+    shape = f"{name}, dp {plan.dp} x tp {plan.tp} x pp {plan.pp}, {plan.micro_batches(samples)} micro-batches"
+    said = f"{_ignored(ask)}Furthest off: {shape}: {took:.1f} s, and {found[worst]:.1f} by yours."
+    return certain | {"percent off": 100 * off.mean(), "said": said}
+
+
+def _ignored(ask: Callable[[Plan, int, float], float]) -> str:
+    """A sentence about something that changes nothing in the steps of a function; "" if each of these changes them."""
+    waits = "8 samples through 8 stages take a hundredth of the time of 800. What does the last stage do at first?"
+    sends = "8 tensor ranks take an eighth of the time of one. What do they send, and how often?"
+    network = "a step takes as long on a network ten times as fast. What do replicas send over it?"
+    pairs = {
+        waits: (100 * ask(Plan(pp=8), 8, 1e10), ask(Plan(pp=8), 800, 1e10)),
+        sends: (8 * ask(Plan(tp=8), 8, 1e10), ask(Plan(), 8, 1e10)),
+        network: (ask(Plan(dp=16, tp=8), 1024, 1e10), ask(Plan(dp=16, tp=8), 1024, 1e11)),
+    }
+    return next((f"By yours, {text} " for text, pair in pairs.items() if math.isclose(*pair, rel_tol=1e-6)), "")
+
+
+def _certain(observed: list[Observed]) -> list[Any]:
+    free = "the result[percent off]", "the result[said]"
+    return [{name: value for name, value in seen.values.items() if name not in free} for seen in observed]
+
+
+def _where_it_is_off(observed: list[Observed]) -> str:
+    return str(observed[0].values.get("the result[said]", ""))
+
+
+def _table(steps: str, text: str) -> Case:
+    return Case(text, 2, lambda rank: (steps,))
+
+
+levels = "percent off on average", 14, 9, with_traffic
+tables = [_table("seen", "the ten steps of the table")], _table("unseen", "twelve others")
+by_table = partial(Exercise, compared=_certain, rule=_where_it_is_off, budget=levels)
+predict_step = by_table("predict_step", at_peak, _play_prediction, lambda seed: tables[0], tables[1])

@@ -27,6 +27,8 @@ from lessons.L06_tensor_parallelism.checks import (
     with_one_f_and_g,
 )
 from lessons.L08_combining_mechanisms.checks import at_once, completed, in_turn
+from lessons.L09_planning.checks import at_peak, with_traffic
+from tests.lessons.L03_sharded_data_parallelism.solutions import FASTER_LAYERS
 from tests.lessons.parts import checks
 from tests.lessons.test_bank import verdicts_on
 
@@ -71,19 +73,18 @@ one_f = changed(
 )
 one_g = changed(with_one_f_and_g, "one_g", "second(own)", f"second({f})")
 first_alone = changed(in_turn, "replicas_last", '("dp", "tp", "pp")', '("tp", "pp", "dp")')
+peak, whole = "plan.devices * 312e12", "at_peak(model, plan, samples, network) / 0.58 + tensor"
+one_factor = changed(at_peak, "one_factor", peak, f"0.452 * {peak}")
+bubble = changed(with_traffic, "bubble", whole, "at_peak(model, plan, samples, network) / 0.5", " + data", "")
+by_data_sheet = changed(with_traffic, "by_data_sheet", "230e9", "300e9", "0.58", "0.56")
 EXPECTED: dict[Exercise, dict[Callable[..., object], int]] = {
-    checks.faster_backward: {
-        buckets(1): 0,
-        buckets(10**9): 0,
-        buckets(272): 1,
-        buckets(1088): 2,
-        buckets(816): 2,
-        all_straight: 3,
-    },
+    checks.faster_backward: {buckets(1): 0, each_alone: 0, buckets(272): 1, buckets(816): 2, all_straight: 3},
+    checks.faster_layers: FASTER_LAYERS,
     checks.lighter_step: {pieces(32): 0, pieces(16): 1, pieces(8): 2, pieces(1): 2},
     checks.faster_pipeline: {micro_batches(12): 0, micro_batches(2): 0, micro_batches(5): 1, one_f_one_b(5): 2},
     checks.faster_block: {one_f: 1, one_g: 1, with_one_f_and_g: 2},
     checks.faster_completion: {first_alone: 0, completed: 2, at_once: 2},
+    checks.predict_step: {one_factor: 0, bubble: 1, by_data_sheet: 2},
 }
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 
@@ -111,8 +112,8 @@ def test_each_is_put_on_the_scale(task: Exercise) -> None:
 
 def test_a_check_compares_three_timelines_and_the_step_as_given_earns_nothing() -> None:
     verdict = checks.faster_block(one_after_the_other)
-    assert (verdict.outcome, verdict.share) == ("price", 0.0)
-    assert dict(verdict.facts)["The scale"] == "660 as given, 530 met, 400 good, 370 best known (or 3% above)"
+    assert (verdict.outcome, verdict.share) == ("budget", 0.0)
+    assert dict(verdict.facts)["The scale"] == "660 as given, 530 met, 400 good, 370 best known (or 2.5% above)"
     assert verdict.idle and [*verdict.idle.beside] == ["as given", "best known"]
     shown = verdict.idle._repr_mimebundle_()
     assert shown["text/html"].count("<img") == 2  # yours on one axis with each of the two

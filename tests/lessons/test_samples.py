@@ -10,16 +10,16 @@ import torch.distributed as dist
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import changed
-from lessons.L04_layerwise_model_parallelism.checks import sample_by_sample, share
+from lessons.L04_layerwise_model_parallelism.checks import sample_by_sample
 from lessons.L05_pipeline_parallelism.checks import in_halves, listed, ran
 from tests.lessons.parts import checks
 
-ONE_BY_ONE = "size = None, 1"
+ONE_BY_ONE, SHARE = "size = None, 1", " * (len(b) / len(targets))"
 
 
 def in_pieces(size: int, counts: str) -> Callable[..., Any]:
     """A step in pieces of some size, each of which counts as said."""
-    return changed(sample_by_sample, "in_pieces", ONE_BY_ONE, f"size = None, {size}", share, counts)
+    return changed(sample_by_sample, "in_pieces", ONE_BY_ONE, f"size = None, {size}", SHARE, counts)
 
 
 def first_five(stage: Any, inputs: Any, targets: Any, loss_fn: Callable, width: int) -> None:

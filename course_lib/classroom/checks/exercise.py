@@ -26,7 +26,7 @@ from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, R
 
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
 LEVELS = ("best known", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)  # and shares of the points
-AS_GOOD = 1.03  # what is 3% above the best known counts as that: nobody has to hunt for the last message
+AS_GOOD = 1.025  # what is 2.5% above the best known counts as that: nobody has to hunt for the last message
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
 SLIPS = (*MISSPELT, "AttributeError", "TypeError")
 Later = tuple[Evidence | None, list[Mistake]]  # of a later case: what was seen, and the mistakes that fit there, too
@@ -71,8 +71,9 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
             share = 0 if exercise.budget else len(passed) / len(cases)
             return replace(wrong, situation=case.text, facts=facts, share=share)
         passed.append(found)
-    tried = f"Right in all {len(passed)} cases, from {passed[0].case.text} to {passed[-1].case.text}."
-    verdict = Verdict(exercise.name, "passed", tried, share=1.0)
+    count = "both cases" if len(passed) == 2 else f"all {len(passed)} cases"
+    begin, between = "Tried" if exercise.budget else "Right", f"from {passed[0].case.text} to {passed[-1].case.text}"
+    verdict = Verdict(exercise.name, "passed", f"{begin} in {count}, {between}.", share=1.0)
     if exercise.budget:
         return rated(verdict, exercise, exercise.budget, run)
     return _weigh(verdict, run, exercise.run_right(case), exercise.memory)
@@ -176,7 +177,7 @@ def _how_it_ended(error: RunError) -> tuple:
 
 
 def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict:
-    """The verdict on an exact solution of an open task: its level, and its timeline beside those of others."""
+    """The verdict on a solution of an open task: its level, and its timeline beside those of others."""
     what, met, good, program = budget
     case = exercise.price_case
     given, best = exercise.run_right(case), exercise.run([program], case)
@@ -186,23 +187,24 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
     computed = (run.timeline.busy(rank) - 0.9 * given.timeline.busy(rank) for rank in range(run.world_size))
     if "milliseconds" in what and min(computed) < 0:
         return replace(verdict, outcome="price", message=TEXTS["unseen"], share=0.0)
-    text = f"{verdict.message} It takes {yours:,.0f} {what}: {level}.{_too_much(run, given, best, what)}"
-    scale = f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known (or 3% above)"
+    why = exercise.rule([of[0] for of in run.results]) or _too_much(run, given, best, what) if share < 1 else ""
+    text = f"{verdict.message} {yours:,.0f} {what}: {level}. {why}".rstrip()
+    scale = f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known (or 2.5% above)"
     facts = (("The scale", scale),)
     beside = {"as given": given.timeline} | ({"best known": best.timeline} if yours > least else {})
     idle = Idle(run.timeline, best.timeline.idle_fraction(), beside)
-    return replace(verdict, outcome="passed" if share else "price", message=text, facts=facts, share=share, idle=idle)
+    return replace(verdict, outcome="met" if share else "budget", message=text, facts=facts, share=share, idle=idle)
 
 
 def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
     """A sentence about what costs an open task's solution more than the best known; "" if these looks see nothing."""
     (passes, ahead), (least, _) = map(_passes, (run, best))  # a pass may have several spans
     if "memory" in what:
-        return f" {TEXTS['passes ahead'].format(ahead=ahead)}" * (ahead > 1)
+        return TEXTS["passes ahead"].format(ahead=ahead) * (ahead > 1)
     if passes > least:
-        return f" {TEXTS['passes'].format(times=passes / least)}"
+        return TEXTS["passes"].format(times=passes / least)
     yours, at_first = map(AMOUNTS[what], (run, given))
-    return f" {TEXTS['as given']}" * math.isclose(yours, at_first, rel_tol=1e-3)
+    return TEXTS["as given"] * math.isclose(yours, at_first, rel_tol=1e-3)
 
 
 def _passes(run: Run) -> tuple[int, int]:

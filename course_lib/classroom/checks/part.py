@@ -37,6 +37,7 @@ Budget = tuple[str, float, float, Callable[..., Any]]
 AMOUNTS: dict[str, Callable[[Run], float]] = {
     "emulated milliseconds": lambda run: 1000 * run.timeline.makespan,
     "bytes of extra memory": lambda run: max(programs[0].memory for programs in run.results),
+    "percent off on average": lambda run: float(run.results[0][0].values["the result[percent off]"]),
 }
 
 
@@ -97,7 +98,7 @@ class Part:
     compared: the values that matter, by rank, where solutions are free to differ.
     breach: says what is wrong although the result is right; "" if nothing is.  rule: says of a wrong result what no
         mistake of the bank can say.
-    programs: the mistakes that are not on the lesson's page; `mistake` and `change` add to them.
+    programs: the mistakes that are not on the lesson's page; `mistake` adds to them.
     budget: of an open task, which begins with the right solution, and in which any change is allowed that keeps its
         result: the kind of AMOUNTS, the most that meets the budget and that is good, and the best solution known.
     """
@@ -121,16 +122,17 @@ class Part:
         self.programs.append(Mistake(self.name, program, fails))
         return program
 
-    def change(self, name: str, *places: str, fails: bool = False) -> None:
-        """Put a mistake into the bank: the right solution with one place of its source changed, or several."""
-        self.mistake(changed(self.right, name, *places), fails)
-
     @functools.cached_property
     def mistakes(self) -> list[Mistake]:
         """All wrong solutions: those whose places stand on the lesson's page, and `programs`."""
-        of_page = ((name, words.places) for (part, name), words in prose.words().items() if part == self.name)
-        made = [changed(self.right, name, *places) for name, places in of_page if places]
-        return [*(Mistake(self.name, program, False) for program in made), *self.programs]
+        words = prose.words().items()
+        of_page = [self._made(name, said) for (part, name), said in words if part == self.name and said.places]
+        return [*of_page, *self.programs]
+
+    def _made(self, name: str, said: prose.Advice) -> Mistake:
+        """A mistake whose places stand on the page."""
+        base = vars(sys.modules[self.right.__module__])[said.base] if said.base else self.right
+        return Mistake(self.name, changed(base, name, *said.places), said.fails)
 
     @functools.cache  # noqa: B019  (an exercise lives as long as the program)
     def all_cases(self, seed: int) -> list[Case]:

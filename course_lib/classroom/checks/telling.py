@@ -30,8 +30,8 @@ def told(found: Evidence, again: Evidence | None = None) -> str:
         return _another_kind(found, wrong[0])
     if sends == [False, True]:
         return TEXTS["silent"]
-    by_messages = any(sent.operation == "send" for seen in found.observed for sent in seen.sent)
-    if by_messages and any(isinstance(one.got, Tensor) and one.got.isnan().any() for one in wrong):
+    arrives = any(sent.operation != "allreduce" for seen in found.observed for sent in seen.sent)  # which fills nothing
+    if arrives and any(isinstance(one.got, Tensor) and one.got.isnan().any() for one in wrong):
         return TEXTS["holes"]
     if rule := found.exercise.rule(found.observed):
         return rule

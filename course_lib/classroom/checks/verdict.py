@@ -15,7 +15,8 @@ from course_lib.classroom import journal
 from course_lib.classroom.checks.prose import TEXTS
 from course_lib.timeline import Timeline
 
-COLORS = {"passed": "#2e8b57", "unwritten": "#808080"}  # of the bar beside a verdict; the others share one
+# Of the bar beside a verdict; the others share one.
+COLORS = {"passed": "#2e8b57", "met": "#2e8b57", "unwritten": "#808080"}
 NOT_YET = "#d98600"
 
 
@@ -77,7 +78,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        return self.outcome == "passed"
+        return self.outcome in ("passed", "met")
 
     def points(self, of: int) -> None:
         """Show the verdict of a part that is worth `of` points. Raises NotPassed, in one line, unless it passed."""

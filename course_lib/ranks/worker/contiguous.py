@@ -7,7 +7,8 @@ would reduce one number, and then the neighbours of that number, without a word:
 
 On an emulated clock an asynchronous operation always works on copies. So whatever a program does to its tensors before
 it waits is lost, where it would otherwise depend on who is first. Only another operation on the same tensors finds
-what a collective before it has left there, as in the stream of a GPU.
+what a collective before it has left there, as in the stream of a GPU. And where torch.empty gives nan, as in checks,
+what a collective is about to fill is nan as well: for who reads it too early, or gathers into what is still in use.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+OUTPUTS = {"all_gather", "all_to_all", "reduce_scatter"}  # which read nothing of what they write
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -31,7 +33,17 @@ def arguments(name: str, written: Any, *others: Any, always: bool = False) -> tu
     _refuse_overlap(name, tensors)
     copies = copied(written, always)
     pairs = [pair for pair in zip(tensors, flatten(copies), strict=True) if pair[0] is not pair[1]]
-    return [copies, *(copied(other, always) for other in others)], pairs
+    given = [copies, *(copied(other, always) for other in others)]
+    if always and name in OUTPUTS and torch.are_deterministic_algorithms_enabled():
+        _empty(tensors)
+    return given, pairs
+
+
+def _empty(tensors: Sequence[torch.Tensor]) -> None:
+    """Put nan into what is on its way, so that reading it too early is wrong every time."""
+    with _disable_current_modes():
+        for tensor in tensors:
+            tensor.detach().fill_(torch.nan if tensor.is_floating_point() else 0)
 
 
 def flatten(tensors: Any) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from course_lib import launch
 from course_lib.classroom.checks import part, prose
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, effect
+from course_lib.classroom.checks.part import Case, changed, effect
 from course_lib.classroom.checks.prose import Advice
 from course_lib.ranks import Stopped
 from course_lib.ranks.parent import monitor
@@ -595,5 +595,5 @@ def test_a_check_begins_with_fresh_ranks_whatever_a_cell_has_done_to_those_that_
 
 def test_a_change_of_the_right_solution_has_to_be_one() -> None:
     with pytest.raises(ValueError, match=r"'batch' stands \d+ times in right, not once"):
-        checks.split_batch.change("ambiguous", "batch", "batch + 1")
+        changed(checks.split_batch.right, "ambiguous", "batch", "batch + 1")
     assert "ambiguous" not in [mistake.program.__name__ for mistake in checks.split_batch.mistakes]

@@ -42,7 +42,8 @@ def test_the_number_of_plans_is_the_one_that_the_check_allows() -> None:
 def test_an_idea_and_a_question_are_read(page: Path) -> None:
     page.write_text(PART + PADDED, encoding="utf-8")
     said = words()["split_batch", "padded"]
-    assert said == ("To make shares equal, samples are used twice.", "How much does such a sample count?", ())
+    assert said[:2] == ("To make shares equal, samples are used twice.", "How much does such a sample count?")
+    assert (said.places, said.base, said.fails) == ((), "", False)
 
 
 def test_what_is_other_in_a_mistake_is_read_in_pairs_and_over_lines(page: Path) -> None:
@@ -50,6 +51,12 @@ def test_what_is_other_in_a_mistake_is_read_in_pairs_and_over_lines(page: Path) 
     page.write_text(PART + PADDED.replace("padded\n", f"padded\n{changes}"), encoding="utf-8")
     places = ("stop]", "stop - 1]", " and more", "", "a long one", "another")
     assert words()["split_batch", "padded"].places == places
+
+
+def test_a_mistake_may_change_another_program_over_several_lines_of_code_and_fail(page: Path) -> None:
+    changes = "- in `plain_sum`\n- `a\\n    b` → `b`\n- its run fails\n\n"
+    page.write_text(PART + PADDED.replace("padded\n", f"padded\n{changes}"), encoding="utf-8")
+    assert words()["split_batch", "padded"][2:] == (("a\n    b", "b"), "plain_sum", True)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(monkeypatch: pytes
     RIGHT.points(3)
 
 
-@pytest.mark.parametrize("outcome", ["error", "held", "idea", "price", "slip", "unwritten"])
+@pytest.mark.parametrize("outcome", ["budget", "error", "held", "idea", "price", "slip", "unwritten"])
 def test_nothing_but_a_right_one_earns_points(outcome: str) -> None:
     with pytest.raises(NotPassed):
         Verdict("f", outcome, "Why.").points(3)

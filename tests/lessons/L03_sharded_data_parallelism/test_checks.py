@@ -162,3 +162,26 @@ def test_what_does_better_than_the_right_solution_is_the_best_possible() -> None
 
 def test_the_next_launch_works() -> None:
     assert launch(lambda rank: dist.get_world_size(), 2).results == [2, 2]
+
+
+@pytest.mark.parametrize("case", hardest(checks.faster_layers), ids=lambda case: case.text)
+def test_layers_have_the_gradients_of_one_process_with_all_samples(case: Case) -> None:
+    x, pieces, shapes, targets = zip(*launch(arguments, case.world_size, (case,)).results, strict=True)
+    weights = [torch.cat(of_one).view(shapes[0][0]).requires_grad_() for of_one in zip(*pieces, strict=True)]
+    y = torch.cat(x)
+    for weight in weights:
+        y = torch.tanh(y @ weight.T)
+    (y - torch.cat(targets)).square().sum().div(2 * case.world_size).backward()
+    for rank, values in enumerate(results(checks.faster_layers, case)):
+        for i, weight in enumerate(weights):
+            mine = weight.grad.tensor_split(case.world_size)[rank]
+            torch.testing.assert_close(values[f"the result[gradient of shards[{i}]]"], mine, rtol=1e-9, atol=1e-12)
+
+
+def test_the_best_step_known_is_as_short_as_any_can_be() -> None:
+    """The last layer waits for all gathers, the way back takes all backward passes, and the last scatter comes last."""
+    task, layers, forward, backward, message = checks.faster_layers, 8, 20, 60, 25
+    assert task.budget
+    best = task.run([task.budget[-1]], task.price_case).timeline
+    assert 1000 * best.makespan == pytest.approx(layers * message + forward + layers * backward + message)
+    assert 1000 * task.run_right(task.price_case).timeline.makespan == pytest.approx(layers * (80 + 3 * message))
