@@ -11,16 +11,21 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Sent(NamedTuple):
-    """The tensor passed to one operation. peer: the rank a message went to, -1 for a collective; content: a copy."""
+    """The tensor passed to one operation. peer: the rank a message went to, -1 for a collective; content: a copy.
+
+    group: the name of the process group.
+    """
 
     operation: str
     peer: int
     content: Tensor
+    group: str = ""
 
 
 class Watch(TorchDispatchMode):
@@ -56,7 +61,9 @@ class Watch(TorchDispatchMode):
             given = tensors_in(args[1]) or tensors_in(args[0])
             if operation != "send":
                 self._given.append(given)
-            self.sent += [Sent(operation, peer, tensor.clone()) for tensor in given]
+            boxes = [one for one in args if isinstance(one, torch.ScriptObject)]  # the first one is the group
+            name = "".join(dist.ProcessGroup.unbox(one).group_name for one in boxes[:1])
+            self.sent += [Sent(operation, peer, tensor.clone(), name) for tensor in given]
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         if id(storage) in self._known:

@@ -65,18 +65,19 @@ def split_batch(batch, rank, world_size):
 # %% [markdown]
 # <details><summary>Hint 1: how many samples?</summary>
 #
-# Every rank gets at least `len(batch) // world_size` samples. How many are left over, and which ranks could take one
-# more?
+# In the picture, how large are the shares, and by how much do they differ? How large would they be with 11 samples on
+# four ranks, and which ranks could have the larger ones?
 # </details>
 # <details><summary>Hint 2: where does a share start?</summary>
 #
-# At the end of the shares before it. In front of rank `rank` there are `rank` shares, and those of them that took one
-# of the samples left over are one longer. How many are these, if all samples left over are in front of this rank, and
-# how many if not?
+# With ten samples on four ranks the shares start at 0, 3, 6 and 8; with seven on three ranks at 0, 3 and 5. How far is
+# it from one start to the next, and at which rank does that change? A rank knows nothing but its number: how many of
+# the shares in front of it are the larger ones?
 # </details>
-# <details><summary>Hint 3: the last line</summary>
+# <details><summary>Hint 3: two numbers at once</summary>
 #
-# `return batch[start:stop]`. A slice is a view of the batch: nothing is copied.
+# `divmod(11, 4)` is `(2, 3)`: two for everybody, and three left over. A slice, `batch[3:6]`, is a view of these rows:
+# nothing is copied.
 # </details>
 
 # %% nbgrader={"grade_id": "check_split_batch", "grade": true, "locked": true, "points": 2}
@@ -132,18 +133,18 @@ def average_gradients(model, samples):
 # %% [markdown]
 # <details><summary>Hint 1: equal shares first</summary>
 #
-# If all shares have the same size, the gradient of the mean over all samples is the mean of the ranks' gradients: add
-# them up, and divide by the number of ranks, `dist.get_world_size()`. The check begins with this case.
+# The check begins with equal shares. Two ranks have the gradients 2 and 4 for the same number: what is that of the mean
+# over all samples? `dist.get_world_size()` is the number of ranks.
 # </details>
 # <details><summary>Hint 2: shares of different size</summary>
 #
-# A mean over 3 samples, times 3, is the sum over these samples. Sums can be added, on all ranks together, and divided
-# by the number of all samples once.
+# Rank 0 has the gradient 2, a mean over 3 samples, and rank 1 has 6, over 1 sample. The mean over all four is 3, and
+# not 4. What does each rank have to put in, so that a plain sum comes to 12?
 # </details>
 # <details><summary>Hint 3: how many samples are there on all ranks?</summary>
 #
-# The ranks can add up that number as they add up anything else: `total = torch.tensor(samples)`, then
-# `dist.all_reduce(total)`.
+# No rank knows the shares of the others. `dist.all_reduce` adds up any tensor, also one that you make for it:
+# `torch.tensor(5)` on one rank and `torch.tensor(3)` on another become 8 on both.
 # </details>
 
 # %% nbgrader={"grade_id": "check_average_gradients", "grade": true, "locked": true, "points": 3}
@@ -232,20 +233,19 @@ def ring_all_reduce(tensor):
 # </details>
 # <details><summary>Hint 2: one round</summary>
 #
-# `dist.send` comes back only when the other side receives. If all ranks send first, nobody ever receives.
-# `dist.isend` comes back at once with a handle: receive next, and then call the handle's `wait()`. Receive into a
-# tensor of your own, `torch.empty_like(chunk)`, because you still need what is in the chunk.
+# `dist.send` comes back only when the other side receives. What happens if all ranks send first? `dist.isend` comes
+# back at once, with a handle to `wait()` for. And where do you receive, as long as you still need what is in your
+# chunk? `torch.empty_like(chunk)` is a tensor of the same size.
 # </details>
 # <details><summary>Hint 3: which chunk?</summary>
 #
-# Let rank r send chunk r in the first round. What arrives is then chunk r - 1, from the left. You send in each round
-# what you added to in the round before, so both numbers go down by one from round to round, around the ring: `%
-# world_size`.
+# Follow rank 1 in the picture: what does it send in each round, and to which chunk does it add what arrives? With four
+# ranks it sends the chunks 1, 0, 3 and adds to 0, 3, 2. What are these numbers for rank 2? In Python, `-1 % 4` is 3.
 # </details>
 # <details><summary>Hint 4: the second phase</summary>
 #
-# After the first phase rank r has finished chunk r + 1. Send that, receive chunk r right into its place, and go on
-# downwards. Nothing is added any more.
+# At the end of the picture, who has finished which chunk? So what does each rank send first, and where does that belong
+# on the other side? With four ranks, rank 1 now sends 2, 1, 0, while 1, 0, 3 arrive.
 # </details>
 
 # %% nbgrader={"grade_id": "check_ring_all_reduce", "grade": true, "locked": true, "points": 5}
@@ -345,19 +345,19 @@ def backward_in_buckets(model, loss, bucket_size):
 # %% [markdown]
 # <details><summary>Hint 1: collect</summary>
 #
-# The hook appends its parameter to a list, and counts `sum(one.numel() for one in bucket)`. If that is enough, all
-# gradients of the list go into one message, `torch.cat([one.grad.flatten() for one in bucket])`, and the list is
-# emptied.
+# The hook is called once for each parameter, as in the cell above. What has to be remembered from one call to the next,
+# and how do you know that a bucket is full? `numel()` counts the numbers of a tensor, and `torch.cat` makes one tensor
+# of several flat ones.
 # </details>
 # <details><summary>Hint 2: remember</summary>
 #
-# Of each message that has left you need three things later: its handle, the tensor, and the parameters in it. Keep them
-# in a second list.
+# A bucket of two parameters, with 6 numbers and 2, leaves as a message of 8. Later the sums stand in that message, and
+# the parameters know nothing of it. What do you have to keep so that they get their numbers back?
 # </details>
 # <details><summary>Hint 3: after the backward pass</summary>
 #
-# Remove the hooks, or they are there in the next step as well. Send what is left over, if anything is. Then wait for
-# one handle after the other, divide, and cut each message with `message.split([...])`.
+# What is in the bucket when the backward pass is over? What would hooks do in the next step, if they were still there?
+# `message.split([6, 2])` gives views of 6 numbers and of 2.
 # </details>
 
 # %% nbgrader={"grade_id": "check_backward_in_buckets", "grade": true, "locked": true, "points": 4}
@@ -392,9 +392,12 @@ buckets.idle
 # | a backward pass that ends as early as you can make it | 20 | ★★★ |
 #
 # Below stands a backward pass that is right and slow. Change whatever you like, as long as every gradient stays exact:
-# the emulated clock counts. The model has eight equal layers. An all-reduce over four ranks takes 90 ms, and 30 ms
-# more for each layer in it; the backward pass of a layer takes 100 ms. Three levels are on the scale: met, good, and
-# best known. First the step as it is:
+# the emulated clock counts. The model has eight equal layers, and the backward pass of a layer takes 100 ms. Each of
+# four ranks has one link. A message arrives 15 ms after its last byte has left, and the gradients of one layer take 20
+# ms to leave. An all-reduce goes around a ring, in six rounds: 90 ms, and 30 ms more for each layer in it. Use
+# collectives or messages by hand, one or the other, and no groups of your own: they would share a real link, and on
+# this clock they do not slow each other down. Three levels are on the scale: met, good, and as good as ours, which can
+# be beaten. First the step as it is:
 
 # %%
 def each_alone(model, loss):
@@ -429,12 +432,19 @@ def faster_backward(model, loss):
 # </details>
 # <details><summary>Hint 2: what you have</summary>
 #
-# `backward_in_buckets` hides all messages but the last ones. It has one number to choose.
+# `backward_in_buckets` hides all messages but the last ones. It has one number to choose. When does the last message
+# end, for buckets of eight layers, and for buckets of one?
 # </details>
 # <details><summary>Hint 3: both ends</summary>
 #
-# Small buckets pay 90 ms often, and the network falls behind the backward pass. A large last bucket begins only at the
-# end. Work out on paper when the last message ends, for buckets of one, two, four and eight layers.
+# With buckets of eight layers it leaves at 1,200 ms and ends at 1,530. With buckets of one, the network needs 120 ms
+# for each, and the backward pass 100. What lies in between?
+# </details>
+# <details><summary>Hint 4: under the all-reduce</summary>
+#
+# Where do the 90 ms come from? Count how often a number waits for a latency on its way around the ring. How often does
+# it have to, if ranks may speak to all others? With two ranks and messages by hand, `dist.isend` and `dist.irecv`, a
+# layer takes 35 ms.
 # </details>
 
 # %% nbgrader={"grade_id": "check_faster_backward", "grade": true, "locked": true, "points": 3}
@@ -448,8 +458,13 @@ buckets_chosen = checks.faster_backward(faster_backward)
 buckets_chosen.points(3)
 
 # %% [markdown]
-# Your step, the one that was given, and the best one known. PyTorch's `DistributedDataParallel` leaves the choice to
-# `bucket_cap_mb`, and makes its first bucket small, so that messages begin early. The course's own is
+# Your step, the one that was given, and ours, which has two layers in each all-reduce; no other buckets come below its
+# 1,350 ms. No step at all is faster than 1,245. The gradients of the last layer are there after 1,200. A sum over four
+# ranks makes each of them send one and a half times what it has, on average, which takes 30 ms, and the last byte needs
+# its latency. Who sends by hand, straight to all other ranks, comes to 1,275, and with the last layer in two rounds to
+# 1,246. Engines that answer users sum small tensors by hand, too, in one shot (each sends to all) or in two (to the
+# rank that adds up a part, and from there to all). PyTorch's `DistributedDataParallel` leaves the size of its buckets
+# to `bucket_cap_mb`, and makes the first one small, so that messages begin early. The course's own is
 # [`DataParallel`](../../course_lib/mechanisms/data_parallel.py).
 
 # %%

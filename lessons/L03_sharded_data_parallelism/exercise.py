@@ -572,8 +572,8 @@ print(f"my prediction: {shortest_step(8, forward=20, backward=60, gather=25, sca
 # %% [markdown]
 # **Then build it.** Change whatever you like in the step above, as long as every gradient stays exact: the emulated
 # clock counts. Nobody has room for the whole model, so free what you no longer need. (Whoever keeps all weights until
-# the backward pass does data parallelism again.) Three levels are on the scale: met, good, and best known. First the
-# step as it is:
+# the backward pass does data parallelism again.) Three levels are on the scale: met, good, and as good as ours. First
+# the step as it is:
 
 # %%
 checks.faster_layers(one_after_the_other)
@@ -592,8 +592,9 @@ def faster_layers(x, shards, forward, backward, loss_gradient):
 
     When it returns, each `shard.grad` is this rank's rows of the gradient of the weight, the
     mean over ranks, and nothing is on its way any more. A rank never holds all whole weights
-    at a time, nor all whole gradients. Messages use the default group: a second group would
-    be a second link, and there is none.
+    at a time, nor all whole gradients. Use collectives or messages by hand, one or the
+    other, in the default group: on this clock they do not slow each other down, and on a
+    real link they do.
     """
     ### BEGIN SOLUTION
     n, width, inputs, handle = dist.get_world_size(), x.shape[1], [], None
@@ -668,7 +669,7 @@ arriving.points(3)
 arriving.idle
 
 # %% [markdown]
-# The first picture has your step and the one that was given. If a better one is known, it stands below. Now hold your
+# The first picture has your step and the one that was given. If ours is shorter, it stands below. Now hold your
 # prediction against your step, here and in two other settings, which it has not seen:
 
 # %%

@@ -67,21 +67,24 @@ def split_layers(costs, n_stages):
 # %% [markdown]
 # <details><summary>Hint 1: a split is its cuts</summary>
 #
-# Three stages have two cuts. With six layers a cut can lie before layer 1, 2, 3, 4 or 5.
+# Three stages have two cuts. With six layers a cut can lie before layer 1, 2, 3, 4 or 5. Which two make the second
+# split in the picture?
 # </details>
 # <details><summary>Hint 2: filling up is not enough</summary>
 #
-# Filling one stage after the other up to the mean looks good, but nothing says that the mean can be reached, and the
-# last stage gets whatever is left over. The lists in the check are short. You can try all splits.
+# Fill one stage after the other up to the mean, with the costs 1, 1, 4, 4, 4 and three stages: what is left for the
+# last one? There is a split whose most expensive stage costs 6. How many splits are there at all, for these five
+# layers?
 # </details>
 # <details><summary>Hint 3: all of them</summary>
 #
-# `itertools.combinations(range(1, len(costs)), n_stages - 1)` gives every choice of cuts, in order. The stages lie
-# between neighboring ends: `itertools.pairwise((0, *cuts, len(costs)))`.
+# `itertools.combinations([1, 2, 3], 2)` gives (1, 2), (1, 3) and (2, 3): every choice of two, in order. And
+# `itertools.pairwise([0, 2, 5])` gives the neighbors (0, 2) and (2, 5).
 # </details>
 # <details><summary>Hint 4: which one?</summary>
 #
-# For each choice, add up the costs of each stage and take the `max`. Keep the stages for which that is smallest.
+# In the picture, two splits are compared by one number each, 12 and 8. How do you get that number, from the costs and
+# the stages? `min(candidates, key=...)` takes a function that says it.
 # </details>
 
 # %% nbgrader={"grade_id": "check_split_layers", "grade": true, "locked": true, "points": 3}
@@ -177,24 +180,23 @@ def forward_and_backward(stage, inputs, targets, loss_fn, width):
 # %% [markdown]
 # <details><summary>Hint 1: three kinds of ranks</summary>
 #
-# The first rank receives no `x` and sends no gradient. The last one receives no gradient, because it makes the loss.
-# Everything else is the same on all ranks, so two conditions are enough: `rank > 0` and `rank < last`.
+# Follow the arrows in the picture. What does the first rank not receive, and what does the last one not receive? What
+# do all of them do? How many conditions do you need to tell them apart?
 # </details>
 # <details><summary>Hint 2: where the graph begins</summary>
 #
-# A message brings numbers, and no history. So `x` is a new beginning, and `x.requires_grad_()` says that you want its
-# gradient. Say it after you have received `x`, and before the stage computes with it.
+# A message brings numbers, and no history, so autograd finds no gradient for `x`. `tensor.requires_grad_()` makes a
+# tensor a beginning. Where do you have to say it: before or after the message, before or after the stage?
 # </details>
 # <details><summary>Hint 3: where the graph ends</summary>
 #
-# `y.backward(dy)` goes on with a gradient that came from elsewhere. It fills the `.grad` of your parameters, and
-# `x.grad`, which is what the rank before is waiting for.
+# `loss.backward()` begins at one number. For a tensor of several, you say where to begin: with `y = 3 * x`,
+# `y.backward(torch.tensor([1.0, 10.0]))` leaves 3 and 30 in `x.grad`. What arrives here that you can begin with?
 # </details>
 # <details><summary>Hint 4: frozen layers</summary>
 #
-# A frozen stage in the middle still has to pass gradients on, and with `x.requires_grad_()` it does. On the first rank
-# nothing needs a gradient then: `y.requires_grad` is False, and there is nothing to go back through. The gradient
-# arrives all the same, and has to be received.
+# A frozen stage in the middle: what still has to come back through it, and to whom? A frozen first stage: is there
+# anything that needs a gradient? `y.requires_grad` tells you. And does the rank behind it know?
 # </details>
 
 # %% nbgrader={"grade_id": "check_forward_and_backward", "grade": true, "locked": true, "points": 5}
@@ -280,8 +282,8 @@ def who_holds_what(widths, stages, samples):
 # </details>
 # <details><summary>Hint 4: how wide</summary>
 #
-# What arrives is as wide as the input of the rank's first layer, `stage.start`. Every other tensor in the picture is
-# the output of a layer.
+# Two layers, from 5 to 3 and from 3 to 7, on one rank: for each sample 15 numbers are kept. On two ranks it is 8 and
+# 10. Which number is on both?
 # </details>
 
 # %% nbgrader={"grade_id": "check_who_holds_what", "grade": true, "locked": true, "points": 4}
@@ -322,7 +324,8 @@ print("four ranks:", total([range(i, i + 1) for i in range(4)]))
 #
 # On a minibatch of 64 samples, `forward_and_backward` holds the activations of all of them at once. Change whatever you
 # like, as long as loss and gradients stay exact: the bytes of extra memory of the rank that holds most are counted,
-# gradients included. Time is free here. Three levels are on the scale: met, good, and best known. The step as it is:
+# gradients included. Time is free here. Three levels are on the scale: met, good, and as good as ours, which can be
+# beaten. The step as it is:
 
 # %%
 checks.lighter_step(forward_and_backward)
@@ -350,17 +353,23 @@ def lighter_step(stage, inputs, targets, loss_fn, width):
 # %% [markdown]
 # <details><summary>Hint 1: what is held</summary>
 #
-# Activations grow with the samples. Parameters and gradients do not.
+# Part 3 has the list of what a rank holds. Which of these grow with the samples, and which do not?
 # </details>
 # <details><summary>Hint 2: in pieces</summary>
 #
-# `tensor.split(size)` makes pieces of a minibatch. `backward` adds to `parameter.grad`, so the pieces' gradients add up
-# by themselves.
+# Do all samples have to be on their way at the same time? Call `backward` for two small losses, one after the other,
+# and look at `.grad`: what has become of the first gradient? `tensor.split(3)` makes pieces of three rows.
 # </details>
 # <details><summary>Hint 3: a mean of means</summary>
 #
-# The loss of a piece is a mean over its own samples. How much does it count in the mean over all of them? A loss that
-# you keep for later keeps its whole graph, unless you `detach` it.
+# One piece has 3 samples and the loss 2, another has 1 sample and the loss 6. The loss of all four is 3: how much did
+# each count? A loss that you keep for later keeps its whole graph, unless you `detach` it.
+# </details>
+# <details><summary>Hint 4: below one sample</summary>
+#
+# One sample at a time comes to 1,120 bytes, and the gradients are 640 of them. Time is free: which of the other tensors
+# could you compute again, when their layer goes back? And what does autograd make beside `.grad`, before it is added?
+# `tensor.addmm_(a, b)` adds a product in place.
 # </details>
 
 # %% nbgrader={"grade_id": "check_lighter_step", "grade": true, "locked": true, "points": 3}
@@ -374,8 +383,10 @@ lighter = checks.lighter_step(lighter_step)
 lighter.points(3)
 
 # %% [markdown]
-# Look at the clock, too: your step, the one that was given, and the one in least memory. PyTorch calls this gradient
-# accumulation, and `torch.utils.checkpoint` is the other way: it computes activations again. The course's own is
+# Look at the clock, too: your step, the one that was given, and ours. The gradients alone take 640 bytes, and ours, one
+# sample at a time, 1,120. One can go on from there: keep the input of the stage alone, compute the input of each layer
+# again, and add to the gradients in place, without autograd. That takes 776. PyTorch calls pieces of a minibatch
+# gradient accumulation, and computing again is `torch.utils.checkpoint`. The course's own is
 # [`micro_batches`](../../course_lib/mechanisms/batches.py).
 
 # %%

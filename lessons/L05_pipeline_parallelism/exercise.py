@@ -176,19 +176,19 @@ def interleaved_actions(rank, n_ranks, stages_per_rank, n_micro_batches):
 # %% [markdown]
 # <details><summary>Hint 1: two lists first</summary>
 #
-# Write down all forward passes in their order, and all backward passes in theirs. Three loops, one inside the other:
-# over groups, over the stages of the rank, over the micro-batches of the group.
+# Take the forward passes of rank 0 alone: F0.0 F1.0 F0.2 F1.2 F2.0 F3.0 F2.2 F3.2. What changes fastest, and what
+# slowest? Now its backward passes: which of the three runs the other way round?
 # </details>
 # <details><summary>Hint 2: how many come first?</summary>
 #
-# Two things add up. The first group goes through all stages of the rank but the last: how many passes is that? And each
-# rank behind this one takes two turns more. Count in the lists above: together it is 4 on rank 0, and 2 on rank 1.
-# There are never more than all forward passes.
+# The text above names two things that add up. In the lists, together they are 4 on rank 0, and 2 on rank 1. How much of
+# that is the first group, and how much the ranks behind? With four ranks and two stages on each, it is 10 on rank 0,
+# and 4 on rank 3. Can it be more than there are?
 # </details>
 # <details><summary>Hint 3: the rest</summary>
 #
-# Then one of the forward passes that are left and one backward pass in turn. When there are no more forward passes, the
-# remaining backward passes follow.
+# Look at rank 1 behind its first two passes: what takes turns with what? Which of the two lists ends first, and what is
+# left of the other? `zip` stops at the end of the shorter list.
 # </details>
 
 # %% nbgrader={"grade_id": "check_interleaved_actions", "grade": true, "locked": true, "points": 4}
@@ -280,24 +280,24 @@ def run_actions(actions, module, inputs, targets, loss_fn, width):
 # %% [markdown]
 # <details><summary>Hint 1: where autograd begins and ends</summary>
 #
-# What arrives has no history. Say that you want its gradient, `x.requires_grad_()`, after you have received it. Then
-# `y.backward(dy)` leaves `x.grad` there, and the gradients of your parameters.
+# What arrives has no history, and autograd would stop there: `x.requires_grad_()` makes it a beginning.
+# `y.backward(dy)` goes back from a gradient that came from elsewhere. What is the rank before waiting for then?
 # </details>
 # <details><summary>Hint 2: several at a time</summary>
 #
-# When `B0` comes, `F1` and `F2` may have been done already. Keep each micro-batch's `x` and `y` in a dictionary, under
-# its number, and take them out again when you go back.
+# Look at the list of rank 0 in part 1. When `B0` comes, which micro-batches have gone forward, and not yet back? What
+# do you need of each of them, when its turn comes?
 # </details>
 # <details><summary>Hint 3: who waits for whom?</summary>
 #
-# In 1F1B a rank may send forward while the next one sends back, and with `dist.send` both would wait. Use `dist.isend`,
-# keep the handles, and wait for all of them at the end.
+# In 1F1B a rank may send forward while the next one sends back. What happens if both use `dist.send`? `dist.isend`
+# comes back at once, with a handle. When do you have to wait for it at the latest?
 # </details>
 # <details><summary>Hint 4: the loss</summary>
 #
-# The gradients of micro-batches add up, and the loss of each is a mean over its own samples. How much does a
-# micro-batch of 3 samples count in the mean over 8? Only the last rank knows the loss, and what goes back from there is
-# right for all.
+# The gradients of micro-batches add up, and the loss of each is a mean over its own samples. With 3 samples of loss 2
+# and 1 sample of loss 6, the loss of all four is 3: how much did each micro-batch count? And who has to know that,
+# besides the last rank?
 # </details>
 
 # %% nbgrader={"grade_id": "check_run_actions", "grade": true, "locked": true, "points": 5}
@@ -356,18 +356,18 @@ def bubble(forward, backward, n_micro_batches):
 # %% [markdown]
 # <details><summary>Hint 1: busy time</summary>
 #
-# Each rank does `n_micro_batches` forward and backward passes, however the pipeline goes. Add that up over ranks, and
-# divide by ranks times the length of the step.
+# The picture is 8 turns long, and of 24 places 12 are filled. Could you have found the 12 without the picture, from the
+# seconds that each stage takes?
 # </details>
 # <details><summary>Hint 2: the length of a step</summary>
 #
-# Look at one direction. The first micro-batch goes through all stages: `sum(forward)`. When does the second one leave
-# the last stage, if one stage is slow?
+# Look at one direction. When do the three micro-batches leave the last stage, counted in turns? What decides about the
+# first, and what about the distance to the next?
 # </details>
 # <details><summary>Hint 3: the pace</summary>
 #
-# Behind the slowest stage micro-batches come out one after the other, as far apart as that stage takes for one. So how
-# long after the first does the last one leave? The way back is the same, with a slowest stage of its own.
+# Two stages of 3 and 1 seconds, four micro-batches, forward: the first one leaves after 4 seconds, the last one after
+# 13. What if the slow stage comes second? On the way back another stage may be the slowest.
 # </details>
 
 # %% nbgrader={"grade_id": "check_bubble", "grade": true, "locked": true, "points": 3}
@@ -429,17 +429,19 @@ def best_micro_batches(samples, n_stages, overhead, per_sample, room):
 # %% [markdown]
 # <details><summary>Hint 1: try them all</summary>
 #
-# There are few candidates: the divisors of `samples`. You can compute the step for each, and take the shortest.
+# How many numbers are there to choose from, for 12 samples? Do you need a formula for the best one, or can you look at
+# each?
 # </details>
 # <details><summary>Hint 2: the step</summary>
 #
-# The text above has both: how many turns there are, and how long a turn takes. Both directions take as long, so one of
-# them is enough to find the best.
+# The text above has both: how many turns there are, and how long a turn takes. With 12 samples, 3 stages, an overhead
+# of 2 and 1 second for each sample, one direction takes 32 seconds in 2 micro-batches, and 42 in 12. Do you have to
+# count both directions to find the best?
 # </details>
 # <details><summary>Hint 3: the memory</summary>
 #
-# How many micro-batches does stage 0 hold at a time? There are two cases. How many samples is that, with this number of
-# micro-batches? Leave out the numbers for which it is more than `room`.
+# How many micro-batches does stage 0 hold at a time? There are two cases. With 12 samples and 3 stages, it holds 12
+# samples with 2 micro-batches, and 6 with 6. Which numbers does `room` rule out?
 # </details>
 
 # %% nbgrader={"grade_id": "check_best_micro_batches", "grade": true, "locked": true, "points": 3}
@@ -471,7 +473,7 @@ choice.idle
 # Stage 1 takes twice as long as the others. A pass costs one unit of time, and one more for each sample; a unit is 1 ms
 # forward and 2 ms backward, and a message takes 1 ms. The step below cuts the minibatch in two. Change whatever you
 # like, as long as the gradients stay exact: the emulated clock counts. Four ranks have 24 samples, and minibatches of
-# other sizes are tried, too. Three levels are on the scale: met, good, and best known. The step as it is:
+# other sizes are tried, too. Three levels are on the scale: met, good, and as good as ours. The step as it is:
 
 # %%
 def in_halves(stage, inputs, targets, loss_fn, width):
@@ -493,7 +495,7 @@ def faster_pipeline(stage, inputs, targets, loss_fn, width):
     and nothing is on its way any more.
     """
     ### BEGIN SOLUTION
-    ends = [round(len(inputs) * end / 24) for end in (0, 2, 7, 15, 21, 24)]
+    ends = [round(len(inputs) * end / 24) for end in (0, 3, 9, 17, 22, 24)]
     sizes = [size for size in torch.tensor(ends).diff().tolist() if size]  # small at both ends
     actions = pipeline_actions("1f1b", dist.get_rank(), dist.get_world_size(), len(sizes))
     run_actions(actions, stage, [*inputs.split(sizes)], [*targets.split(sizes)], loss_fn, width)
@@ -507,8 +509,8 @@ def faster_pipeline(stage, inputs, targets, loss_fn, width):
 # </details>
 # <details><summary>Hint 2: the overhead</summary>
 #
-# Every pass costs one unit more than its samples, and the slow stage pays twice. So more micro-batches are not always
-# better: there is a best number.
+# Every pass costs one unit more than its samples, and the slow stage pays it twice. How much is that in all for two
+# micro-batches, and for twelve?
 # </details>
 # <details><summary>Hint 3: the order</summary>
 #
@@ -517,7 +519,8 @@ def faster_pipeline(stage, inputs, targets, loss_fn, width):
 # </details>
 # <details><summary>Hint 4: sizes may differ</summary>
 #
-# Only the first micro-batch fills the pipeline, and only the last one empties it. Do all of them need the same size?
+# Only the first micro-batch fills the pipeline, and only the last one empties it. Which of your micro-batches would you
+# make smaller, if you had to make another one larger?
 # </details>
 
 # %% nbgrader={"grade_id": "check_faster_pipeline", "grade": true, "locked": true, "points": 3}
@@ -531,9 +534,12 @@ pipelined = checks.faster_pipeline(faster_pipeline)
 pipelined.points(3)
 
 # %% [markdown]
-# Your step, the one that was given, and the best one known. PyTorch's `torch.distributed.pipelining` takes equal
-# micro-batches, and leaves their number to you; `best_micro_batches` above is the same choice in numbers. The course's
-# own is [`run_schedule`](../../course_lib/mechanisms/pipeline.py).
+# Your step, the one that was given, and ours: 1F1B, with the best of all sizes. A search through all
+# orders finds one of 185 ms, in which a small first micro-batch goes back last. As long as all ranks cut the minibatch
+# alike, nothing is faster: with two to five micro-batches all orders were tried, and with six the slow stage alone
+# computes for 180 ms, and needs 8 ms more until the first sample arrives and after the last one has left. PyTorch's
+# `torch.distributed.pipelining` takes equal micro-batches, and leaves their number to you; `best_micro_batches` above
+# is the same choice in numbers. The course's own is [`run_schedule`](../../course_lib/mechanisms/pipeline.py).
 
 # %%
 pipelined.idle

@@ -10,6 +10,7 @@
 # | 2 | `master_step`: an update too small for 16 bits | 10 | ★☆☆ | 2 |
 # | 3 | `sum_gradients`: long sums and large ones, sent in 16 bits | 20 | ★★☆ | 3 |
 # | 4 | `unscale_and_clip`: the norm over all ranks | 20 | ★★☆ | 3 |
+# | | three sentences at the end: what is rounded, and what bfloat16 would change | 5 | ★★☆ | 2 |
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
 # one thing at a time. Once nothing is wrong, it tells you what your solution costs, beside the best possible. Nothing
@@ -74,18 +75,18 @@ def update_scale(gradients, scale, good_steps, interval):
 # %% [markdown]
 # <details><summary>Hint 1: one rank first</summary>
 #
-# `gradient.isfinite().all()` is true if a gradient has neither `inf` nor `nan` in it. The picture above has the rest:
-# three cases, with a `return` in each.
+# Go through the columns of the picture: which three things can happen to scale and good steps? `tensor.isfinite()` says
+# for each number whether it is neither `inf` nor `nan`, and `.all()` whether that is so for all.
 # </details>
 # <details><summary>Hint 2: all ranks</summary>
 #
-# If one rank overflows, all have to skip. So each rank puts a yes or a no into a tensor, and the ranks ask for the
-# smallest: `dist.all_reduce(tensor, dist.ReduceOp.MIN)`. All ranks have to ask, also those that see nothing wrong.
+# Rank 0 sees an overflow, rank 1 sees none, and rank 2 has no gradients. What has to come out on all of them, and how
+# do they learn of it? Besides the sum, `dist.all_reduce` can take others: `dist.ReduceOp.MIN`, `MAX`, `PRODUCT`.
 # </details>
 # <details><summary>Hint 3: why not the largest gradient?</summary>
 #
-# You could send the largest number of all gradients and look whether it is finite. But is `nan` larger than 1, or
-# smaller? It is neither, and an all-reduce with MAX may lose it. Decide on each rank, and send the decision.
+# Is `nan` larger than 1? `float("nan") > 1` is False, and so is `float("nan") < 1`, so an all-reduce with MAX may lose
+# it. What could a rank send in place of its gradients, of which nothing can be lost?
 # </details>
 
 # %% nbgrader={"grade_id": "check_update_scale", "grade": true, "locked": true, "points": 3}
@@ -145,16 +146,18 @@ def master_step(weights, masters, gradients, optimizer):
 # %% [markdown]
 # <details><summary>Hint 1: three steps</summary>
 #
-# Give each master its gradient, `master.grad = ...`. Call `optimizer.step()`. Write each master into its weight.
+# Follow the arrows of the picture from the gradients to the weights. Which of them does the optimizer take, and which
+# are left to you?
 # </details>
 # <details><summary>Hint 2: dtypes</summary>
 #
-# A parameter in float32 takes a gradient in float32 only: `gradient.float()`. And `weight.copy_(...)` rounds to the
-# dtype of the weight.
+# A parameter in float32 takes a gradient in float32 only; `tensor.float()` has 32 bits. `a = b` makes a new name, while
+# `a.copy_(b)` writes into the memory of a, rounded to its dtype. Which of the two keeps a view of a weight right?
 # </details>
 # <details><summary>Hint 3: what must not be left over</summary>
 #
-# Where the gradient is None, the master may still have the one of the step before. Set it to None.
+# An optimizer passes over a parameter whose `.grad` is None. A weight was used in the step before, and is not used in
+# this one: what stands in the `.grad` of its master?
 # </details>
 
 # %% nbgrader={"grade_id": "check_master_step", "grade": true, "locked": true, "points": 2}
@@ -214,17 +217,18 @@ def sum_gradients(micro_batches):
 # %% [markdown]
 # <details><summary>Hint 1: on the rank</summary>
 #
-# Add up in a tensor of 32 bits: `torch.zeros_like(micro_batches[0], dtype=torch.float32)`. If you add a float16 tensor
-# to it, in place, the sum has 32 bits.
+# 3000 + 1 is 3000 in 16 bits. Add up 3000 and a hundred times 1: in which dtype do you get 3100?
+# `torch.zeros_like(tensor, dtype=...)` makes a tensor to add to, and what is added in place takes its dtype.
 # </details>
 # <details><summary>Hint 2: what is divided, and by what?</summary>
 #
-# The mean is over all micro-batches of all ranks, so the sum is divided by
-# `len(micro_batches) * dist.get_world_size()`. Do it in 32 bits, where a small number has parts.
+# Two ranks have three micro-batches each. Of how many gradients do you want the mean? And in which dtype has $2^{-24}$
+# a quarter?
 # </details>
 # <details><summary>Hint 3: when?</summary>
 #
-# Two numbers of 40000 have a mean that float16 can hold, and a sum that it cannot. Divide before the ranks add up.
+# Two ranks have 40000 each, and the mean is 40000. Where would it go beyond 65504, if you add first and divide then?
+# And the other way round?
 # </details>
 
 # %% nbgrader={"grade_id": "check_sum_gradients", "grade": true, "locked": true, "points": 3}
@@ -292,21 +296,23 @@ def unscale_and_clip(gradients, scale, max_norm):
 # %% [markdown]
 # <details><summary>Hint 1: the order</summary>
 #
-# `max_norm` is meant for gradients without a scale. So unscale first.
+# The scale is 4, `max_norm` is 5, and a gradient is [12, 16]. Is it too long? Try both orders: one gives [3, 4], the
+# other [0.75, 1]. Which is right?
 # </details>
 # <details><summary>Hint 2: the norm</summary>
 #
-# Squares can be added up: over the numbers of a gradient, over gradients, over ranks. The root comes last. A rank
-# without gradients adds 0, so begin with `torch.zeros(())`.
+# In the picture, which numbers can be added up over ranks: 3 and 4, or 9 and 16? A rank without gradients takes part,
+# too: what does it add? `torch.zeros(())` is a tensor of a single number.
 # </details>
 # <details><summary>Hint 3: who skips?</summary>
 #
-# If one number is `inf` or `nan`, what is the sum of all squares? After the all-reduce all ranks have the same sum, so
-# they know without asking again.
+# Rank 0 has [1, inf], and rank 1 has [2]. What does each send, and what do both have after the all-reduce? Is there
+# anything that they still have to ask?
 # </details>
 # <details><summary>Hint 4: clip</summary>
 #
-# The factor is `max_norm / norm`, if that is below 1. A gradient that is short enough stays as it is.
+# Take [3, 0] and [0, 4] from the picture. With `max_norm` 1 they become [0.6, 0] and [0, 0.8]. What should become of
+# them with `max_norm` 10?
 # </details>
 
 # %% nbgrader={"grade_id": "check_unscale_and_clip", "grade": true, "locked": true, "points": 3}
@@ -408,3 +414,15 @@ TOLERANCE = 40 * 2.0**-11
 off, off_alone = ((end - exact).norm() / way for end in (torch.cat(masters), naive))
 print(f"your masters end where float32 does, up to {TOLERANCE:.1%} of the way:", bool(off < TOLERANCE))
 print("float16 alone misses it by more than half of the way:", bool(off_alone > 0.5))
+
+# %% [markdown]
+# What have you seen? Write three sentences: which numbers are still rounded to 16 bits in this training, why the
+# masters matter all the same, and what would change with **bfloat16**. It has the range of float32, and three bits
+# fewer than float16 for the digits.
+
+# %% [markdown] nbgrader={"grade_id": "why_masters", "grade": true, "solution": true, "points": 2}
+# Weights, activations and gradients are rounded, and so is what travels; only the masters and the sums over
+# micro-batches have 32 bits. An update below half of a weight's last digit would be lost in every step, and the masters
+# add such updates up until the rounded weight changes. With bfloat16 hardly anything overflows or becomes zero, so no
+# loss scale is needed and no step is skipped, but it has fewer digits: without masters, an update below $2^{-9}$ of its
+# weight is always lost.

@@ -271,7 +271,7 @@ expected = 1.0
 # %% [markdown]
 # Then write a function that comes closer than the FLOPs alone. What counts is how far off it is, on average, for twelve
 # steps that are *not* in the table: these two and ten more of the same group, three models on another cluster, cut in
-# other ways. Three levels are on the scale: met, good, and best known. The step at peak is here:
+# other ways. Three levels are on the scale: met, good, and as good as ours. The step at peak is here:
 
 # %%
 checks.predict_step(at_peak)
@@ -338,7 +338,7 @@ checks.predict_step(predict_step).points(3)
 # Here are the twelve, beside your steps and those of the course's planner,
 # [`estimate`](../../course_lib/planner/estimate.py). It knows more: wide matrices are multiplied faster than narrow
 # ones, and `tp` makes them narrower. It has been fitted to machines of many groups, these among them, and to none
-# alone. Being closer than the best known can be luck: without the traffic of replicas our own solution is off by 5.9%
+# alone. Being closer than ours can be luck: without the traffic of replicas our own step is off by 5.9%
 # in place of 6.3%, since one error cancels another. PyTorch predicts nothing: you run a step, and `torch.profiler`
 # says where its time went.
 

@@ -25,7 +25,7 @@ from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, renew
 
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
-LEVELS = ("best known", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)  # and shares of the points
+LEVELS = ("as good as ours", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)  # and shares of the points
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
 SLIPS = (*MISSPELT, "AttributeError", "TypeError")
 Later = tuple[Evidence | None, list[Mistake]]  # of a later case: what was seen, and the mistakes that fit there, too
@@ -182,20 +182,24 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
     given, best = exercise.run_right(case), exercise.run([program], case)
     yours, at_first, least = map(AMOUNTS[what], (run, given, best))
     level, share = LEVELS[bisect_left((least, good, met), yours / (1 + 1e-9))]
-    level = "better than the best known" if yours < least * (1 - 1e-9) else level
+    level = "better than ours" if yours < least * (1 - 1e-9) else level
+    computed = (run.timeline.busy(rank) - 0.9 * given.timeline.busy(rank) for rank in range(run.world_size))
+    if "milliseconds" in what and min(computed) < 0:
+        return replace(verdict, outcome="price", message=TEXTS["unseen"], share=0.0)
     why = exercise.rule([of[0] for of in run.results]) or _too_much(run, given, best, what) if share < 1 else ""
     text = f"{verdict.message} {yours:,.0f} {what}: {level}. {why}".rstrip()
-    facts = (("The scale", f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} best known"),)
-    beside = {"as given": given.timeline} | ({"best known": best.timeline} if yours > least else {})
+    scale = f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} ours"
+    facts = (("The scale", scale),)
+    beside = {"as given": given.timeline} | ({"ours": best.timeline} if yours > least else {})
     idle = Idle(run.timeline, best.timeline.idle_fraction(), beside)
     return replace(verdict, outcome="met" if share else "budget", message=text, facts=facts, share=share, idle=idle)
 
 
 def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
-    """A sentence about what costs an open task's solution more than the best known; "" if these looks see nothing."""
-    (passes, ahead), (least, least_ahead) = map(_passes, (run, best))  # a pass may have several spans
+    """A sentence about what costs an open task's solution more than ours; "" if these looks see nothing."""
+    (passes, ahead), (least, _) = map(_passes, (run, best))  # a pass may have several spans
     if "memory" in what:
-        return TEXTS["passes ahead"].format(ahead=ahead, least=least_ahead) * (ahead > least_ahead)
+        return TEXTS["passes ahead"].format(ahead=ahead) * (ahead > 1)
     if passes > least:
         return TEXTS["passes"].format(times=passes / least)
     yours, at_first = map(AMOUNTS[what], (run, given))
@@ -208,9 +212,9 @@ def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
 
 
 def _passes(run: Run) -> tuple[int, int]:
-    """The forward passes of rank 0, and those before its first backward pass."""
+    """The forward passes of rank 0, and those before its first backward pass; 0 if the clock sees none of these."""
     kinds = [span.kind for span in run.timeline.of(0) if span.kind in ("forward", "backward")]
-    return kinds.count("forward"), [*kinds, "backward"].index("backward")
+    return kinds.count("forward"), kinds.index("backward") if "backward" in kinds else 0
 
 
 def _begun(run: Run) -> tuple[int, int]:

@@ -40,7 +40,7 @@ class Idle:
     beside: dict[str, Timeline] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        best = f"{'in the best step known' if self.beside else 'the best possible is'} {self.best:.0%}"
+        best = f"{'in ours' if self.beside else 'the best possible is'} {self.best:.0%}"
         origin = f"({self.timeline.origin}: real messages, on the clock of other devices and links)."
         return f"Idle {self.timeline.idle_fraction():.0%} of the time; {best} {origin}"
 
