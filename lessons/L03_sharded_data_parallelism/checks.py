@@ -188,19 +188,6 @@ contracts: dict[str, Any] = {"compared": _weights_alone, "breach": _state_is_sha
 train_sharded = exact("train_sharded", trained, _play_training, _trainings, _training(4, 64, 3, 0), **contracts)
 
 
-@train_sharded.mistake
-def whole_optimizer(model: nn.Module, batches: list, loss_fn: Callable, make_optimizer: Callable) -> None:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = make_optimizer(parameters)
-    for inputs, targets in batches:
-        loss_fn(model(inputs), targets).backward()
-        for parameter in parameters:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()  # type: ignore[assignment, operator]
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 # A layer that is gathered, used and freed
 
 

@@ -111,12 +111,6 @@ column_parallel_cases, column_parallel_price = partial(_linear_cases, "outputs")
 column_parallel = exact("column_parallel", column, _play_linear, column_parallel_cases, column_parallel_price)
 
 
-@column_parallel.mistake
-def outputs_added_up(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    own = len(bias)
-    return conjugate(F.linear(x, weight, bias), lambda y: summed(F.pad(y, (0, 64 - own)))[..., :own], unchanged)
-
-
 row_parallel_cases, row_parallel_price = partial(_linear_cases, "inputs"), _linear("inputs", 4, (16,), 64, 32)
 row_parallel = exact("row_parallel", row, _play_linear, row_parallel_cases, row_parallel_price)
 
@@ -303,20 +297,3 @@ def _three_numbers(observed: list[Observed]) -> str:
 
 price = _tokens(4, 16, 64)
 cross_entropy = exact("cross_entropy", entropy, _play_entropy, _tokens_cases, price, breach=_three_numbers)
-
-
-@cross_entropy.mistake
-def own_entropies_added(logits: Tensor, targets: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    place, logits = targets - first, logits.clone().requires_grad_()
-    is_own = (place >= 0) & (place < logits.shape[-1])
-    loss = F.cross_entropy(logits, place.where(is_own, -100), reduction="sum") / len(targets)
-    loss.backward()
-    return summed(loss.detach()), logits.grad  # type: ignore[return-value]
-
-
-@cross_entropy.mistake
-def logits_gathered(logits: Tensor, targets: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    whole = side_by_side(logits).requires_grad_()
-    loss = F.cross_entropy(whole, targets)
-    loss.backward()
-    return loss, whole.grad[:, first : first + logits.shape[-1]]  # type: ignore[index]

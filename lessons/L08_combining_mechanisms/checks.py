@@ -207,7 +207,6 @@ def _play_step(fn: Any, gradients: list[Any], added_on: list[Axes], sizes: Sizes
 
 cases, price = partial(_on_meshes, _arisen), _on_mesh(_arisen, (2, 1, 2))
 complete_gradients = Exercise("complete_gradients", completed, _play_step, cases, price, PACE, rounding=1e-12)
-mean = "groups[axis], 1 / dist.get_world_size(groups[axis]))"
 
 
 # On two links

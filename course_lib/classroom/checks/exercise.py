@@ -206,9 +206,7 @@ def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
     if math.isclose(yours, at_first, rel_tol=1e-3):
         return TEXTS["as given"]
     (begun, first), (least, early) = map(_begun, (run, best))
-    return TEXTS["begun"].format(begun=begun, first=first, least=least, early=early) * (
-        (begun, first) != (least, early)
-    )
+    return TEXTS["begun"].format(begun=begun, first=first, least=least, early=early)
 
 
 def _passes(run: Run) -> tuple[int, int]:
