@@ -534,10 +534,10 @@ pipelined = checks.faster_pipeline(faster_pipeline)
 pipelined.points(3)
 
 # %% [markdown]
-# Your step, the one that was given, and ours: 1F1B, with the best of all sizes. A search through all
-# orders finds one of 185 ms, in which a small first micro-batch goes back last. As long as all ranks cut the minibatch
-# alike, nothing is faster: with two to five micro-batches all orders were tried, and with six the slow stage alone
-# computes for 180 ms, and needs 8 ms more until the first sample arrives and after the last one has left. PyTorch's
+# Your step, the one that was given, and ours: 1F1B, with the best of all sizes. A search through all orders finds one
+# of 185 ms, in which a small first micro-batch goes back last. As long as all ranks cut the minibatch alike, nothing is
+# faster: with two to five micro-batches all orders were tried, and with six the slow stage alone computes for 180 ms,
+# and needs 8 ms more until the first sample arrives and after the last one has left. PyTorch's
 # `torch.distributed.pipelining` takes equal micro-batches, and leaves their number to you; `best_micro_batches` above
 # is the same choice in numbers. The course's own is [`run_schedule`](../../course_lib/mechanisms/pipeline.py).
 
