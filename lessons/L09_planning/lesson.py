@@ -241,6 +241,7 @@ for name, (model, machine, plan, batch, seconds) in published.items():
 # %% tags=["build-only"]
 from benchmarks import _mixtures as mixtures
 from benchmarks import _published as evidence
+from benchmarks import one_gpu
 
 left_out = evidence.left_out()
 steps, inside = evidence.summary(left_out), evidence.coverage(left_out)
@@ -255,6 +256,14 @@ _, alike = mixtures.least_error()
 sets, without_vtrain = evidence.sweeps(), evidence.matmul_of_chips("vtrain")["A100"]
 lost_by_choosing, lost_without = ([one.regret(matmul) for one in sets] for matmul in (None, without_vtrain))
 of_39b, lost_of_39b = evidence.whole_sweeps()["GPT-39B"]
+ours = one_gpu.compared(one_gpu.stored()["rows"])
+held, late = [one for one in ours if one.counts], [one for one in ours if one.waited]
+even, odd = ([one.ratio("step") - 1 for one in held if one.estimate.model.vocab % 2 == n] for n in (0, 1))
+mean_of_held = sum(map(abs, even + odd)) / len(held)
+sizes = [one.estimate.model.parameters for one in held]
+noted = [one for one in ours if "used" in one.row]
+less = 1 - sum(one.ratio("used") for one in noted) / len(noted)
+in_32_bits = min(one.ratio("step") for one in ours if "precision" in one.row)
 
 # %% [markdown]
 # The first is close, the other two are not: those teams ran other software on other machines with the same devices.
@@ -270,6 +279,23 @@ of_39b, lost_of_39b = evidence.whole_sweeps()["GPT-39B"]
 # them are {{eight.n}} steps in 8 bits, off by {{eight.mean:.1%}}, and {{four.n:in_words}} in 4 bits, off by
 # {{four.mean:.1%}}. Most of these are from NVIDIA's performance summaries of Megatron Bridge. (`python3 course.py bench
 # planner` prints all of them, with their sources.)
+#
+# Those ran on many devices. A single one is easier to come by. We measured steps of GPTs in bfloat16 on one H100, from
+# {{min(sizes) / 1e6:.0f}} million to {{max(sizes) / 1e9:.1f}} billion parameters, and fitted nothing to them. On
+# {{len(held)}} steps the planner is off by {{mean_of_held:.1%}} in the mean, from {{-min(even):percent}} too short to
+# {{max(even):percent}} too long, and {{-min(odd):percent}} too short where the vocabulary has an odd size, for which
+# matrix products are slow. {{all(one.is_inside("step") for one in held):All lie|Not all lie}} in their interval. In
+# {{len(noted)}} cases we noted the memory in use. The planner's figure is {{less:percent}} below it in the mean, and
+# its interval {{all(one.is_inside("used") for one in noted):always|not always}} includes it. (`python3 course.py bench
+# one_gpu` prints all of this, and takes the same steps on your GPU.)
+#
+# Other steps took longer, up to {{max(1 / one.ratio("step") for one in late):.1f}} times what the planner says. **It
+# counts the seconds of the device, and not those of its host.** In eager PyTorch it is Python that begins each kernel.
+# Where kernels are short, the GPU has ended one before the next begins, and waits. With
+# {{ours[0].estimate.model.parameters / 1e6:.0f}} million parameters and {{ours[0].estimate.model.sequence:,}} tokens, a
+# step took {{ours[0].row["step"] * 1e3:.0f}} ms, and its kernels {{ours[0].row["kernels"] * 1e3:.0f}}. The planner says
+# {{ours[0].predicted("step") * 1e3:.0f}}. And in float32 it says {{in_32_bits:.1f}} times what we measured. Its `why`
+# warns that this is extrapolated.
 #
 # But what you want to know is **which plan to take**, and what you lose if the planner is wrong. That is its
 # **regret**. To find it, somebody has to measure many plans of one model on one machine. Bang et al. (2024, vTrain)
