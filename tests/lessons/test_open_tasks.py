@@ -23,7 +23,7 @@ from lessons.L08_combining_mechanisms.checks import completed, in_turn
 from lessons.L09_planning.checks import at_peak, with_traffic
 from tests.lessons import by_hand
 from tests.lessons.by_hand import straight, summed_by_hand
-from tests.lessons.L03_sharded_data_parallelism.solutions import FASTER_LAYERS
+from tests.lessons.L03_sharded_data_parallelism.solutions import FASTER_LAYERS, by_messages
 from tests.lessons.parts import checks
 from tests.lessons.test_bank import verdicts_on
 
@@ -180,11 +180,16 @@ def layers_opened(x: Tensor, first: nn.Sequential, second: nn.Sequential) -> Ten
 
 
 @pytest.mark.parametrize(
-    ("program", "text"),
-    [(in_two_groups, "on one link"), (by_hand_and_not, "on one link"), (layers_opened, "unseen")],
+    ("task", "program", "text"),
+    [
+        (checks.faster_block, in_two_groups, "on one link"),
+        (checks.faster_block, by_hand_and_not, "on one link"),
+        (checks.faster_layers, by_messages, "on one link"),
+        (checks.faster_block, layers_opened, "unseen"),
+    ],
 )
-def test_what_only_the_emulated_clock_lets_pass_is_refused(program: Callable, text: str) -> None:
-    verdict = checks.faster_block(program)
+def test_what_only_the_emulated_clock_lets_pass_is_refused(task: Exercise, program: Callable, text: str) -> None:
+    verdict = task(program)
     assert (verdict.outcome, verdict.share, verdict.message) == ("price", 0.0, TEXTS[text])
 
 
