@@ -378,8 +378,9 @@ buckets.points(4)
 # Your buckets fill as gradients arrive, which works as long as all ranks compute the same layers in the same order.
 # PyTorch's `DistributedDataParallel` cannot rely on that. It decides beforehand which parameters share a bucket, from
 # the last to the first, 25 MiB each, and sends the buckets in that order on all ranks, even if a later one is full
-# first. The gradients are then views of the bucket, as `part.view_as(parameter)` is one: nothing is copied back. The
-# course's own is [`DataParallel`](../../course_lib/mechanisms/data_parallel.py).
+# first. With `gradient_as_bucket_view=True` the gradients are views of the bucket, as `part.view_as(parameter)` is one,
+# and nothing is copied back; by default they have memory of their own. The course's own is
+# [`DataParallel`](../../course_lib/mechanisms/data_parallel.py).
 
 # %%
 buckets.idle
@@ -461,11 +462,11 @@ buckets_chosen.points(3)
 # Your step, the one that was given, and ours, which has two layers in each all-reduce; no other buckets come below its
 # 1,350 ms. No step at all is faster than 1,245. The gradients of the last layer are there after 1,200. A sum over four
 # ranks makes each of them send one and a half times what it has, on average, which takes 30 ms, and the last byte needs
-# its latency. Who sends by hand, straight to all other ranks, comes to 1,275, and with the last layer in two rounds to
-# 1,246. Engines that answer users sum small tensors by hand, too, in one shot (each sends to all) or in two (to the
-# rank that adds up a part, and from there to all). PyTorch's `DistributedDataParallel` leaves the size of its buckets
-# to `bucket_cap_mb`, and makes the first one small, so that messages begin early. The course's own is
-# [`DataParallel`](../../course_lib/mechanisms/data_parallel.py).
+# its latency. Who sends by hand, straight to all other ranks, comes to 1,275, with the last layer in two rounds to
+# 1,260, and if that is cut into 17 pieces to 1,246. Engines that answer users sum small tensors by hand, too, in one
+# shot (each sends to all) or in two (to the rank that adds up a part, and from there to all). PyTorch's
+# `DistributedDataParallel` leaves the size of its buckets to `bucket_cap_mb`, and makes the first one small, so that
+# messages begin early. The course's own is [`DataParallel`](../../course_lib/mechanisms/data_parallel.py).
 
 # %%
 buckets_chosen.idle

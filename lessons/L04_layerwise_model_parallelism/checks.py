@@ -186,7 +186,7 @@ def sample_by_sample(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn:
 
 
 price = _steps(4, 4, 0, samples=64, new="a minibatch of 64 samples")
-levels = "bytes of extra memory", 8_276, 4_138, sample_by_sample
+levels = "bytes of extra memory", 9_000, 4_138, sample_by_sample
 in_little_memory = partial(Exercise, rounding=1e-12, budget=levels, rule=rule)
 lighter_step = in_little_memory("lighter_step", passed_on, _play_steps, _odd_minibatches, price, PACE)
 

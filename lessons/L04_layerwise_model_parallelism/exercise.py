@@ -363,7 +363,8 @@ def lighter_step(stage, inputs, targets, loss_fn, width):
 # <details><summary>Hint 3: a mean of means</summary>
 #
 # One piece has 3 samples and the loss 2, another has 1 sample and the loss 6. The loss of all four is 3: how much did
-# each count? A loss that you keep for later keeps its whole graph, unless you `detach` it.
+# each count? A loss that you keep for later keeps its whole graph, unless you `detach` it. And what has a name is held
+# until the name stands for something else: what does yours still stand for while the next piece is computed?
 # </details>
 # <details><summary>Hint 4: below one sample</summary>
 #

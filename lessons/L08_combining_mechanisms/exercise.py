@@ -12,9 +12,9 @@
 # | 3 | `complete_gradients`: what is added up, what is averaged, and where | 20 | ★★☆ | 3 |
 # | 4 | `faster_completion`: an open task: two links at work at once | 20 | ★★★ | 3 + 2 |
 #
-# Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
-# one thing at a time. Once nothing is wrong, it tells you what your solution costs, beside the best possible. Nothing
-# that you write can break anything. Run a check as often as you like.
+# Below each function stands its check. It runs your function on 2, 3 and 4 ranks (in the last part also on 8), in small
+# cases that become harder one thing at a time. Once nothing is wrong, it tells you what your solution costs, beside the
+# best possible. Nothing that you write can break anything. Run a check as often as you like.
 
 # %%
 import torch

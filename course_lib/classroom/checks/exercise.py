@@ -13,6 +13,7 @@ import contextlib
 import functools
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -203,10 +204,9 @@ def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
     if passes > least:
         return TEXTS["passes"].format(times=passes / least)
     yours, at_first = map(AMOUNTS[what], (run, given))
-    if math.isclose(yours, at_first, rel_tol=1e-3):
-        return TEXTS["as given"]
-    (begun, first), (least, early) = map(_begun, (run, best))
-    return TEXTS["begun"].format(begun=begun, first=first, least=least, early=early)
+    same = f"{TEXTS['as given']} " * math.isclose(yours, at_first, rel_tol=1e-3)
+    (lost, most), (least, _) = map(_lost, (run, best))
+    return same + TEXTS["lost"].format(lost=lost, least=least, most=most) * bool(most)
 
 
 def _passes(run: Run) -> tuple[int, int]:
@@ -215,10 +215,17 @@ def _passes(run: Run) -> tuple[int, int]:
     return kinds.count("forward"), kinds.index("backward") if "backward" in kinds else 0
 
 
-def _begun(run: Run) -> tuple[int, int]:
-    """The operations that rank 0 begins, and the emulated milliseconds after which it begins the first."""
-    starts = [span.start for span in run.timeline.of(0) if span.kind in ("transfer", "wait")]
-    return len(run.results[0][0].sent), round(1000 * min(starts, default=0))
+def _lost(run: Run) -> tuple[int, str]:
+    """The emulated milliseconds in which rank 0 computes nothing; and what most of them go to, in words."""
+    spans, by_kind = run.timeline.of(0), defaultdict[str, list[float]](list)
+    turn = min((span.start for span in spans if span.kind == "backward"), default=math.inf)
+    for span in spans:
+        if span.kind in ("wait", "transfer") and not span.background:
+            when = "before the first backward pass" if span.start < turn else "after it has begun to go back"
+            by_kind[f"{span.name}, {when}"].append(1000 * (span.end - span.start))
+    most, seconds = max(by_kind.items(), key=lambda one: sum(one[1]), default=("", []))
+    lost = 1000 * (run.timeline.makespan - run.timeline.busy(0))
+    return round(lost), f"{sum(seconds):.0f} ms in {most}" * bool(most)
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:

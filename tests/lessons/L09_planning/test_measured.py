@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import mean, median
+from typing import Any
 
 import pytest
 
@@ -43,16 +44,24 @@ def test_its_two_constants_are_those_that_fit_the_ten() -> None:
 
 def without(part: str) -> str:
     places = {
-        "the last stage": (" * (1 + bubble)", ""),
+        "How many turns has each": (" * (1 + bubble)", ""),
         "8 tensor ranks": (" + tensor", ""),
         "a network ten times": (" + data", ""),
     }
     return predict_step(changed(with_traffic, "changed", "0.58", "0.5", *places.get(part, ()))).message
 
 
-@pytest.mark.parametrize("part", ["the last stage", "8 tensor ranks", "a network ten times"])
+@pytest.mark.parametrize("part", ["How many turns has each", "8 tensor ranks", "a network ten times"])
 def test_what_a_function_ignores_is_told(part: str) -> None:
     assert part in without(part) and "Furthest off: " in without(part)
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1000, "times as long"), (0.001, "times as short")])
+def test_another_unit_is_told_before_anything_else(factor: float, said: str) -> None:
+    def in_another_unit(*step: Any) -> float:
+        return factor * with_traffic(*step)
+
+    assert f"{said} as they were, or more. Furthest off" in predict_step(in_another_unit).message
 
 
 def test_nothing_is_said_to_be_ignored_that_is_not() -> None:
