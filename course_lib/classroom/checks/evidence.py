@@ -101,12 +101,12 @@ class Evidence:
     def _fits(self, theirs: list[Observed]) -> bool:
         """Whether the messages fit a mistake: the same if the result is right, else messages on the same ranks.
 
-        Whoever sends as many as the right solution does not have an idea that sends more or fewer.
+        Whoever sends as few as the right solution does not have an idea that sends more.
         """
         programs = self.observed, theirs, self.right
         mine, other, right = ([Counter(map(traffic, seen.sent)) for seen in observed] for observed in programs)
-        many = [[one.total() for one in sent] for sent in (mine, other, right)]
-        alike = [*map(bool, mine)] == [*map(bool, other)] and not many[0] == many[2] != many[1]
+        many, more, least = (sum(one.total() for one in sent) for sent in (mine, other, right))
+        alike = [*map(bool, mine)] == [*map(bool, other)] and not many == least < more
         return (alike if self.differences else mine == other) and self.is_like(theirs)
 
     def is_like(self, theirs: list[Observed]) -> bool:

@@ -447,7 +447,7 @@ def test_a_factor_is_that_of_the_ranks_only_if_more_ranks_confirm_it(share: Any,
     assert words in message and ("There are" in message) == ("There are" in words)
 
 
-def test_whoever_sends_as_much_as_is_right_does_not_have_an_idea_that_sends_less(monkeypatch: Any) -> None:
+def test_whoever_sends_as_little_as_is_right_does_not_have_an_idea_that_sends_more(monkeypatch: Any) -> None:
     def sent_for_nothing(tensor: Tensor) -> Tensor:
         dist.all_reduce(tensor.clone())
         return tensor * 3
