@@ -2,7 +2,7 @@
 # # Mixed precision, by hand
 #
 # Compute and send in 16 bits, add up and remember in 32. Four functions make that safe. Here you write them, and they
-# run on real processes.
+# run on real processes. A fifth one predicts what a loss scale does, before you run it.
 #
 # | | you build | minutes | difficulty | points |
 # |---|---|---|---|---|
@@ -10,14 +10,15 @@
 # | 2 | `master_step`: an update too small for 16 bits | 10 | ★☆☆ | 2 |
 # | 3 | `sum_gradients`: long sums and large ones, sent in 16 bits | 20 | ★★☆ | 3 |
 # | 4 | `unscale_and_clip`: the norm over all ranks | 20 | ★★☆ | 3 |
+# | 5 | `shares_lost`: a loss scale, first on paper and then run | 25 | ★★☆ | |
 # | | three sentences at the end: what is rounded, and what bfloat16 would change | 5 | ★★☆ | 2 |
 #
-# Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
-# one thing at a time. Once nothing is wrong, it tells you what your solution costs, beside the best possible. Nothing
-# that you write can break anything. Run a check as often as you like.
+# Below each of the first four stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become
+# harder one thing at a time. Once nothing is wrong, it tells you what your solution costs, beside the best possible.
+# Nothing that you write can break anything. Run a check as often as you like.
 #
-# All parts are for **float16**. It has three digits, and a narrow range: above 65504 there is only `inf`, and what is
-# below $2^{-25}$ becomes zero.
+# Nearly all of it is for **float16**. It has three digits, and a narrow range: above 65504 there is only `inf`, and
+# what is below $2^{-25}$ becomes zero.
 
 # %%
 import torch
@@ -332,6 +333,191 @@ checks.unscale_and_clip(unscale_and_clip).points(3)
 # [`train_step`](../../course_lib/mechanisms/hybrid.py) takes the norm over a whole mesh.
 
 # %% [markdown]
+# ## 5. A scale, on paper
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a prediction of what 16 bits do to gradients, for any loss scale | 25 | ★★☆ |
+#
+# Until now the scale has found its place by itself. Which place is it? Here is the small GPT that you will train at the
+# end. Its minibatch is one of $2^{16}$ micro-batches, and its loss is divided by their number, as in section 5 of the
+# lesson. First the gradients of one step in float32, and how many of them there are between one power of two and the
+# next:
+
+# %%
+CONFIG = GPTConfig(layers=1, hidden=32, heads=2, tied_embeddings=True)
+problems, _ = train_test_split()
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def step_in(dtype, scale=1.0, weights_in=torch.float16):
+    """Forward and backward in this dtype: the model, the gradients of its parameters, and those of its activations."""
+    model, activations = TinyGPT(CONFIG, dtype=weights_in).to(dtype), []
+
+    def keep(module, inputs, output):
+        output.retain_grad()
+        activations.append(output)
+
+    for module in model.modules():
+        if not list(module.children()):  # a layer, such as a linear one, and no block of layers
+            module.register_forward_hook(keep)
+    inputs, targets = next(minibatches(problems, 64))
+    loss = answer_loss(model(inputs).float(), targets) / 2**16
+    (scale * loss).backward()
+    return model, flat(one.grad for one in model.parameters()), flat(one.grad for one in activations)
+
+
+model, exact, exact_inside = step_in(torch.float32)
+
+# %% tags=["nbval-ignore-output"]
+_, powers = torch.frexp(exact)  # a number is m * 2^power, with m from 1/2 to 1
+for power in range(int(powers.min()), int(powers.max()) + 1):
+    count = int((powers == power).sum())
+    print(f"2^{power - 1} to 2^{power}  {count:5}  {'#' * (count // 50)}")
+
+# %% [markdown]
+# **First on paper.** Mark in this picture where float16 becomes zero, and where it begins to have fewer digits. A scale
+# of $2^4$ moves everything down by four lines. How many lines can you go, until the first number is too large? Write
+# down that scale, and the smallest one at which you would lose next to nothing.
+#
+# Then let a function do it for any scale. It asks only how large the numbers are, and rounds none of them:
+#
+# | a number times its scale | in float16 | |
+# |---|---|---|
+# | $2^{-30}$ | 0 | becomes zero |
+# | $2^{-20} + 2^{-30}$ | $2^{-20}$ | subnormal: fewer digits |
+# | $1$ | 1 | |
+# | $2^{17}$ | inf | overflows |
+
+# %% nbgrader={"grade_id": "shares_lost", "solution": true}
+def shares_lost(gradients, scale, dtype):
+    """Which shares of the gradients a dtype of 16 bits would lose, by their size alone.
+
+    gradients: float32 [n], those of the loss without a scale.
+    scale: the loss scale that they are multiplied by.
+    dtype: torch.float16 or torch.bfloat16. `torch.finfo(dtype)` has its limits.
+
+    Returns three shares of all n numbers, each from 0 to 1: those that become zero (a number
+    that is zero before does not count), those that are subnormal and do not become zero, and
+    those that overflow.
+    """
+    ### BEGIN SOLUTION
+    limits = torch.finfo(dtype)
+    sizes = (scale * gradients).abs()
+    lost = limits.smallest_normal * limits.eps / 2  # half of the smallest number that is not zero
+    found = (sizes > 0) & (sizes <= lost), (sizes > lost) & (sizes < limits.smallest_normal), sizes > limits.max
+    return tuple(float(one.float().mean()) for one in found)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: the limits</summary>
+#
+# Print `torch.finfo(torch.float16)`. Which of its numbers is $2^{-14}$, and what does it mean? Between $2^{-14}$ and
+# $2^{-13}$ there are 1024 steps of equal size. The steps below $2^{-14}$ have that size, too: how large is it?
+# </details>
+# <details><summary>Hint 2: where is zero?</summary>
+#
+# The numbers next to zero are one such step away. Try `torch.tensor(0.4 * 2**-24).half()`, and then 0.6 in place of
+# 0.4. Where is the border, and does `torch.finfo` have it, or two numbers that it can be made of?
+# </details>
+# <details><summary>Hint 3: shares</summary>
+#
+# For `torch.tensor([3, -5, 0])`, what is `(x > 2).float().mean()`? Which of the three numbers should count as larger
+# than 2 here, and what is missing?
+# </details>
+#
+# The four numbers of the table, divided by a scale of 4, and a zero. One of five becomes zero, one is subnormal, and
+# one overflows:
+
+# %%
+table = torch.tensor([2.0**-30, -(2.0**-20), 1, 2.0**17, 0]) / 4
+print("my prediction:", [round(share, 3) for share in shares_lost(table, 4.0, torch.float16)])
+
+# %% [markdown]
+# **Then run it.** *Predict:* will a real backward pass in float16 lose what your function says, or more, or less? Now
+# all weights, activations and gradients have 16 bits, in each scale of this table. The last column is how far the whole
+# gradient is off, divided by the scale again.
+
+# %% tags=["nbval-ignore-output"]
+def off(gradient, scale, exact):
+    return (gradient.float() / scale - exact).norm() / exact.norm()
+
+
+print("           predicted                       run in float16")
+print("scale      zero    subnormal  overflow     zero    subnormal  not finite  off by")
+for power in range(0, 41, 4):
+    scale = 2.0**power
+    predicted = shares_lost(exact, scale, torch.float16)
+    _, gradient, _ = step_in(torch.float16, scale)
+    zero, subnormal, _ = shares_lost(gradient.float(), 1.0, torch.float16)
+    zero, broken = (found.float().mean() for found in (gradient == 0, ~gradient.isfinite()))
+    print(f"2^{power:<5}" + "".join(f"{share:10.2%}" for share in predicted), end="  ")
+    print("".join(f"{share:10.2%}" for share in (zero, subnormal, broken)), f"{off(gradient, scale, exact):11.1e}")
+
+# %%
+predicted = [f"2^{power}" for power in range(64) if shares_lost(exact, 2.0**power, torch.float16)[2]][:1]
+found = next(power for power in range(64) if not step_in(torch.float16, 2.0**power)[1].isfinite().all())
+print("the first scale that overflows: predicted", *predicted, f"and run 2^{found}")
+
+# %% [markdown]
+# At large scales and at small ones, the two halves of the table differ. Your function looks at the gradients of the
+# parameters. A backward pass has others on its way: those of the activations. *Predict:* are they larger or smaller?
+# Which of the two becomes zero first, then, and which overflows first? Your function can tell:
+
+# %% tags=["nbval-ignore-output"]
+exact_inside = exact_inside[exact_inside != 0]  # many activations of the prompt do not reach the loss
+for power in 0, 8, 32, 36, 40:
+    for words, gradients in (("parameters", exact), ("activations", exact_inside)):
+        shares = "".join(f"{share:10.2%}" for share in shares_lost(gradients, 2.0**power, torch.float16))
+        print(f"2^{power:<3} {words:12} zero, subnormal, overflow: {shares}")
+
+# %% [markdown]
+# The gradient of a weight is a sum over all tokens, and those of activations are its parts. Here the parts are smaller.
+# So with a small scale they become zero first, and what is zero in one layer is missing in all layers before it: the
+# run loses more than you predicted from the sums. With a large scale the sums overflow first, so you could predict the
+# edge. Far above it, the parts overflow, too. The layers before compute with `inf`, and `inf - inf` is `nan`, so in the
+# end nothing is finite. In another model it may be the other way round, for example if the parts of its sums cancel.
+# Then the run overflows at a smaller scale than its parameters say. So a real scaler does not compute the edge. It
+# tries.
+#
+# Between the two edges there is a wide range of scales, all equally good. There the whole gradient is off by little
+# more than the $2^{-11}$ of a single rounding, and a larger scale makes nothing better. Yet at some of these scales
+# your function still sees numbers that become zero, and the run hardly any. In the first picture, some lie far below
+# all others. Whose are they?
+
+# %%
+largest = {name: float(one.grad.abs().max()) for name, one in model.named_parameters()}
+print([name for name, size in largest.items() if size < 2**-20 * max(largest.values())])
+
+# %% [markdown]
+# The same vector added to all keys of a head adds the same number to all scores of a query, and softmax does not see
+# it. So the exact gradient of this bias is zero. What float32 has there is its own rounding, and in float16 there is
+# more of that. Nothing is lost with it. So ask *how much* is lost, and then ask *whose* gradients they are.
+#
+# Now **bfloat16**. *Predict* the three shares for a scale of 1 and one of $2^{40}$, and how far the gradient is off,
+# beside float16 at its best. Each is held against float32 with the same rounded weights:
+
+# %% tags=["nbval-ignore-output"]
+for dtype, power in (torch.float16, 20), (torch.bfloat16, 0), (torch.bfloat16, 40):
+    _, gradient, _ = step_in(dtype, 2.0**power, dtype)
+    _, reference, _ = step_in(torch.float32, 1.0, dtype)
+    shares = "".join(f"{share:10.2%}" for share in shares_lost(reference, 2.0**power, dtype))
+    print(f"{str(dtype)[6:]:9} scale 2^{power:<3}{shares}   off by {off(gradient, 2.0**power, reference):.1e}")
+
+# %% [markdown]
+# No scale changes anything, as nothing comes near the ends of the range. But with three bits fewer, a single rounding
+# is off by up to $2^{-8}$ in place of $2^{-11}$, whatever the scale.
+#
+# And real trainings? Micikevicius et al. (2018) used scales from 8 to 32K, and many networks needed none (section 3.2).
+# Their object detector needed 8, for the gradients of its activations. And this model? Divided by its own tokens alone,
+# its loss would be $2^{16}$ times as large. So look at the line of $2^{16}$ in your table: that is this model with no
+# loss scale at all. `torch.amp.GradScaler` begins at $2^{16}$, too, and tries from there.
+
+# %% [markdown]
 # ## Everything together
 #
 # Four ranks train a small GPT with weights in float16. The master weights are sharded: each rank has a quarter of them
@@ -339,13 +525,7 @@ checks.unscale_and_clip(unscale_and_clip).points(3)
 # and the smaller scale.
 
 # %%
-CONFIG = GPTConfig(layers=1, hidden=32, heads=2, tied_embeddings=True)
 STEPS, MICRO_BATCHES, LR, MAX_NORM = 30, 2, 1e-3, 1.0
-problems, _ = train_test_split()
-
-
-def flat(tensors):
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
 def train(rank):
@@ -404,7 +584,8 @@ print("they have skipped at least one:", skipped[0] > 0)
 # Where should they end? Each number of a gradient passes some roundings on its way: about a dozen operations forward,
 # as many backward, the weights themselves, and the sums. Say 40. Each is off by half a last digit at most, $2^{-11}$ of
 # the number. If all of them erred in one direction, that would be $40 \cdot 2^{-11}$, or 2% of the way that the weights
-# have gone. Without masters, the same training in float16 does not get far.
+# have gone. This is an estimate and no bound, as a difference of two numbers that are nearly equal, in a norm or a
+# softmax, can be off by a larger share than they are. Without masters, the same training in float16 does not get far.
 
 # %%
 start, exact = train_alone(torch.float32)
@@ -423,6 +604,6 @@ print("float16 alone misses it by more than half of the way:", bool(off_alone > 
 # %% [markdown] nbgrader={"grade_id": "why_masters", "grade": true, "solution": true, "points": 2}
 # Weights, activations and gradients are rounded, and so is what travels; only the masters and the sums over
 # micro-batches have 32 bits. An update below half of a weight's last digit would be lost in every step, and the masters
-# add such updates up until the rounded weight changes. With bfloat16 hardly anything overflows or becomes zero, so no
-# loss scale is needed and no step is skipped, but it has fewer digits: without masters, an update below $2^{-9}$ of its
-# weight is always lost.
+# add such updates up until the rounded weight changes. With bfloat16 hardly anything overflows or becomes zero (in part
+# 5 nothing did), so no loss scale is needed and no step is skipped, but it has fewer digits: without masters, an update
+# below $2^{-9}$ of its weight is always lost.
