@@ -481,8 +481,8 @@ for power in 0, 8, 32, 36, 40:
 # run loses more than you predicted from the sums. With a large scale the sums overflow first, so you could predict the
 # edge. Far above it, the parts overflow, too. The layers before compute with `inf`, and `inf - inf` is `nan`, so in the
 # end nothing is finite. In another model it may be the other way round, for example if the parts of its sums cancel.
-# Then the run overflows at a smaller scale than its parameters say. So a real scaler does not compute
-# the edge. It tries.
+# Then the run overflows at a smaller scale than its parameters say. So a real scaler does not compute the edge. It
+# tries.
 #
 # Between the two edges there is a wide range of scales, all equally good. There the whole gradient is off by about the
 # $2^{-11}$ of a single rounding, and a larger scale makes nothing better. Yet at some of these scales your function
