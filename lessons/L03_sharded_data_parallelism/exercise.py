@@ -163,8 +163,8 @@ def all_gather(piece, size):
 # <details><summary>Hint 2: nothing is added</summary>
 #
 # In part 1 each rank wanted something else. Who wants what now? Does any message have to wait for what another one
-# brings? If not, how many of them may be on their way at a time? `dist.irecv` comes back at once as well, with a handle.
-# When may you read what it fills?
+# brings? If not, how many of them may be on their way at a time? `dist.irecv` comes back at once as well, with a
+# handle. When may you read what it fills?
 # </details>
 # <details><summary>Hint 3: your own piece</summary>
 #
@@ -240,8 +240,9 @@ def train_sharded(model, batches, loss_fn, make_optimizer):
 # </details>
 # <details><summary>Hint 2: the optimizer</summary>
 #
-# What does AdamW remember from one step to the next, and what if you made it anew in each? An optimizer needs no module:
-# with `w = torch.zeros(3)` and `w.grad = torch.ones(3)`, `torch.optim.SGD([w], lr=0.1).step()` makes -0.1 of each zero.
+# What does AdamW remember from one step to the next, and what if you made it anew in each? An optimizer needs no
+# module: with `w = torch.zeros(3)` and `w.grad = torch.ones(3)`, `torch.optim.SGD([w], lr=0.1).step()` makes -0.1 of
+# each zero.
 # </details>
 # <details><summary>Hint 3: sum or mean?</summary>
 #
@@ -462,9 +463,9 @@ def recompute(block, x):
 # </details>
 # <details><summary>Hint 3: where do gradients go?</summary>
 #
-# `backward` need not begin with a loss. If w is [2., 3.] and needs a gradient,
-# `(w * w).backward(torch.tensor([1., 10.]))` leaves [4., 60.] in `w.grad`. Which gradient have you been given? Where are
-# those of the block's parameters afterward, where is that of its input, and which of them is somebody waiting for?
+# `backward` need not begin with a loss. If w is [2., 3.] and needs a gradient, `(w * w).backward(torch.tensor([1.,
+# 10.]))` leaves [4., 60.] in `w.grad`. Which gradient have you been given? Where are those of the block's parameters
+# afterward, where is that of its input, and which of them is somebody waiting for?
 # </details>
 # <details><summary>Hint 4: dropout</summary>
 #
