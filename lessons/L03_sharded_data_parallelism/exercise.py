@@ -758,8 +758,8 @@ for cards, counts in {8: (2048, 4096), 1: (16_384, 32_768)}.items():
 # weights and two whole gradients at a time, where it held about one of each. It no longer helps where devices have too
 # few tokens to compute: to hide a gather forward, each needs at least its FLOPs per second divided by the bytes per
 # second of its link, on H100 about 2,300 tokens with a card of 400 Gbit/s for each device, and 18,700 with one for
-# eight; nor does it help where what computes also carries the messages, as on my computer, whose two busy cores do both
-# for four ranks: six runs of the cell gave ratios from 0.7 to 1.3, so noise is larger than any gain.
+# eight; nor does it help where what computes also carries the messages, as on my computer, whose two cores do both for
+# four ranks and have other work, too: runs of the cell gave ratios from 0.7 to 2.5, so noise is larger than any gain.
 
 # %% [markdown]
 # ## Everything together
