@@ -10,7 +10,7 @@
 # | 2 | `average_gradients`: one gradient out of many | 15 | ★★☆ | 3 |
 # | 3 | `ring_all_reduce`: the sum over all ranks, out of nothing but messages | 35 | ★★★ | 5 |
 # | 4 | `backward_in_buckets`: gradients that leave while the backward pass goes on | 25 | ★★★ | 4 |
-# | 5 | `faster_backward`: an open task: which messages hide? | 20 | ★★★ | 3 + 2 |
+# | 5 | `ends` on paper, then `faster_backward`: an open task: which messages hide? | 30 | ★★★ | 3 + 2 |
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
 # one thing at a time, and compares what it leaves with what a single process would have. At the first case that goes
@@ -20,10 +20,14 @@
 # like.
 
 # %%
+import statistics
+import time
+
 import torch
 import torch.distributed as dist
 
-from course_lib import launch
+from course_lib import Link, Pace, launch
+from course_lib.classroom.checks.part import on_the_clock
 from course_lib.data import answer_loss, minibatches, train_test_split
 from course_lib.model import TinyGPT
 from lessons.L02_data_parallelism import checks
@@ -390,7 +394,7 @@ buckets.idle
 #
 # | you build | minutes | difficulty |
 # |---|---|---|
-# | a backward pass that ends as early as you can make it | 20 | ★★★ |
+# | when the last message ends, on paper, and a backward pass that ends as early as you can make it | 30 | ★★★ |
 #
 # Below stands a backward pass that is right and slow. Change whatever you like, as long as every gradient stays exact:
 # the emulated clock counts. The model has eight equal layers, and the backward pass of a layer takes 100 ms. Each of
@@ -410,6 +414,32 @@ def each_alone(model, loss):
 
 
 checks.faster_backward(each_alone)
+
+# %% [markdown]
+# **First on paper.** When does the last message end, if `backward_in_buckets` sends buckets of 1, 2, 4 or 8 layers? The
+# forward pass of the eight layers takes 400 ms, so the gradients of the last layer are there at 500 ms, and those of
+# the first at 1,200. Draw two lines, one for the device and one for the network, which carries one bucket after the
+# other.
+
+# %% nbgrader={"grade_id": "ends", "solution": true}
+def ends(layers_per_bucket):
+    """When the last message ends, in milliseconds from the start of the step.
+
+    layers_per_bucket: 1, 2, 4 or 8, of eight layers.
+    """
+    ### BEGIN SOLUTION
+    end = 0
+    for layers in range(layers_per_bucket, 9, layers_per_bucket):
+        end = max(end, 400 + 100 * layers) + 90 + 30 * layers_per_bucket
+    return end
+    ### END SOLUTION
+
+
+# %%
+print("my prediction:", {layers: ends(layers) for layers in (1, 2, 4, 8)})
+
+# %% [markdown]
+# **Then build it.** Below the check you will see your prediction beside runs.
 
 # %% nbgrader={"grade_id": "faster_backward", "solution": true}
 def faster_backward(model, loss):
@@ -470,6 +500,50 @@ buckets_chosen.points(3)
 
 # %%
 buckets_chosen.idle
+
+# %% [markdown]
+# Was your prediction right? Here is your `backward_in_buckets` on the same devices, with four sizes:
+
+# %%
+def emulated_step(rank, layers_per_bucket):
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(8)))
+    x = torch.ones(2, 16)
+    for layer in model:
+        x = on_the_clock(layer(x))  # the time of a layer, forward now and backward later
+    backward_in_buckets(model, x.sum(), 272 * layers_per_bucket)
+
+
+pace = Pace({"forward": 0.050, "backward": 0.100}, Link(0.015, 272 * 4 / 0.020))  # 272 numbers of 4 bytes in 20 ms
+for layers in 1, 2, 4, 8:
+    run = launch(emulated_step, 4, args=(layers,), pace=pace)
+    print(f"buckets of {layers}: predicted {ends(layers):,} ms, emulated {1000 * run.timeline.makespan:,.0f} ms")
+
+# %% [markdown]
+# And on your own computer? Two ranks, 16 layers with a megabyte of gradients each, and a real clock. *Predict:* which
+# size is the best one, and by how much?
+
+# %% tags=["nbval-ignore-output"]
+def measured_step(rank, layers_per_bucket):
+    """Returns the median seconds of a step."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(16)))
+    x, taken = torch.rand(256, 512), []
+    for _ in range(9):
+        model.zero_grad()
+        dist.barrier()
+        start = time.perf_counter()
+        backward_in_buckets(model, model(x).square().mean(), 512 * 513 * layers_per_bucket)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+for layers in 1, 4, 16:
+    print(f"measured, buckets of {layers:2}: {1000 * max(launch(measured_step, 2, args=(layers,)).results):4.0f} ms")
+
+# %% [markdown]
+# Run the cell twice before you believe an order. Here no link stands beside the processor: the cores that compute also
+# copy the messages, so little can hide, least of all if your computer has few of them. A message between two processes
+# has little latency, so many small ones cost little. On GPUs the latency is real and the link works on its own, and
+# there the size of a bucket decides.
 
 # %% [markdown]
 # Why is your step faster, and what keeps it from being faster still? Write three sentences that name what the network

@@ -12,7 +12,7 @@
 # | 3 | `train_sharded`: ZeRO-1, each rank keeps the optimizer's state of its own shard | 20 | ★★☆ | 4 |
 # | 4 | `sharded_linear`: a layer that is there only while it computes | 25 | ★★★ | 5 |
 # | 5 | `recompute`: a block whose activations are computed twice, and never kept | 20 | ★★☆ | 4 |
-# | 6 | `faster_layers`: an open task: layers that arrive in time | 50 | ★★★ | 3 + 2 |
+# | 6 | `shortest_step` on paper, then `faster_layers`: an open task: layers that arrive in time | 50 | ★★★ | 3 + 2 |
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks and compares what it leaves with what
 # a single process would have. Nothing that you write can break anything, so run a check as often as you like.
@@ -80,14 +80,14 @@ def reduce_scatter(tensor):
 # %% [markdown]
 # <details><summary>Hint 1: which piece goes where?</summary>
 #
-# Rank `r` wants piece `r` of everybody. So each rank sends `pieces[other]` to every `other`, and what it receives is
-# always its own piece, of somebody else.
+# Three ranks have [1 2 3], [10 20 30] and [100 200 300], so a piece is one number. Rank 1 wants 222. Which numbers does
+# it lack, and who has them? Which of its own numbers does it not need, and who waits for them?
 # </details>
 # <details><summary>Hint 2: who receives first?</summary>
 #
-# `dist.send` comes back only when the other side receives. `dist.isend` comes back at once with a handle: receive next,
-# and then call the handle's `wait()`. In round 1 send to `(rank + 1) % world_size` and receive from `(rank - 1) %
-# world_size`; in round 2 the distance is 2, and so on.
+# `dist.send` comes back only when the other side receives. What happens if all ranks send first? `dist.isend` comes
+# back at once with a handle, and `wait()` can come later. With four ranks, let rank 0 send to 1, 2 and 3 in turn, and
+# rank 1 to 2, 3 and 0. From whom does rank 1 receive in each round? In Python, `-1 % 4` is 3.
 # </details>
 # <details><summary>Hint 3: the sum</summary>
 #
@@ -156,13 +156,15 @@ def all_gather(piece, size):
 # %% [markdown]
 # <details><summary>Hint 1: where does a piece go?</summary>
 #
-# Make room for the whole first, `piece.new_empty(size)`, and cut that with `tensor_split`. The pieces are views: what
-# you receive into `pieces[other]` stands in the whole at once, in the right place.
+# Seven numbers on four ranks: where in the whole does the piece of rank 2 stand, and how long is it? A cut makes views:
+# after `whole = torch.zeros(4)` and `left, right = whole.split(2)`, what is in `whole` once a message has been received
+# into `right`?
 # </details>
 # <details><summary>Hint 2: nothing is added</summary>
 #
-# So the messages do not depend on each other. Start them all, `dist.isend` and `dist.irecv`, keep the handles, and wait
-# for all of them afterward.
+# In part 1 each rank wanted something else. Who wants what now? Does any message have to wait for what another one
+# brings? If not, how many of them may be on their way at a time? `dist.irecv` comes back at once as well, with a
+# handle. When may you read what it fills?
 # </details>
 # <details><summary>Hint 3: your own piece</summary>
 #
@@ -232,18 +234,20 @@ def train_sharded(model, batches, loss_fn, make_optimizer):
 # %% [markdown]
 # <details><summary>Hint 1: end to end</summary>
 #
-# `torch.cat([parameter.detach().flatten() for parameter in parameters])` is one long row of numbers, and
-# `torch.nn.utils.vector_to_parameters(row, parameters)` puts such a row back into the parameters.
+# `torch.cat([torch.ones(2, 3).flatten(), torch.zeros(2)])` is one long row of eight numbers, and
+# `torch.nn.utils.vector_to_parameters(row, parameters)` puts a row back into parameters. Should autograd record how you
+# make the row? `detach()` gives the same numbers without a history.
 # </details>
 # <details><summary>Hint 2: the optimizer</summary>
 #
-# Make it once, before the first step, since it remembers things between steps: `make_optimizer([shard])`. The shard can
-# be a plain tensor. Give it a `.grad` of the same length before each `optimizer.step()`.
+# What does AdamW remember from one step to the next, and what if you made it anew in each? An optimizer needs no
+# module: with `w = torch.zeros(3)` and `w.grad = torch.ones(3)`, `torch.optim.SGD([w], lr=0.1).step()` makes -0.1 of
+# each zero.
 # </details>
 # <details><summary>Hint 3: sum or mean?</summary>
 #
-# Each rank's loss is the mean over its own samples. With shares of equal size, the mean over all samples is the mean
-# over ranks: divide what `reduce_scatter` returns by `world_size`.
+# Two ranks have shares of equal size. For the same number, rank 0 has the gradient 2 and rank 1 has 4, each of the mean
+# over its own samples. One process with all samples finds 3. What does `reduce_scatter` return?
 # </details>
 # <details><summary>Hint 4: frozen parameters</summary>
 #
@@ -445,19 +449,22 @@ def recompute(block, x):
 # %% [markdown]
 # <details><summary>Hint 1: what is kept?</summary>
 #
-# Inside the `forward` of a `torch.autograd.Function` autograd records nothing, so `block(x)` leaves nothing behind
-# there. Save `x`.
+# Inside the `forward` of a `torch.autograd.Function` autograd records nothing. So how much does a block of ten layers
+# leave behind there, and how much outside? What does `Square` of part 4 leave in `ctx`, and what do you need to
+# compute a block once more?
 # </details>
 # <details><summary>Hint 2: the second pass</summary>
 #
-# Inside `backward` autograd records nothing either, unless you ask for it: `with torch.enable_grad():`. And the second
-# pass should begin at `x`, not at what comes before it: `x.detach().requires_grad_()` has the same numbers and no
-# history.
+# Inside `backward` autograd records nothing either. `with torch.no_grad():` switches its recording off for some lines,
+# and `torch.enable_grad()` switches it on in the same way. How far back should the second pass be recorded? A tensor
+# that comes from elsewhere has a history, one from `torch.ones(2)` has none: what does autograd need to know of it, so
+# that it ends with a `.grad`?
 # </details>
 # <details><summary>Hint 3: where do gradients go?</summary>
 #
-# `y.backward(dy)` adds to the `.grad` of the block's parameters, and leaves that of `x` in `x.grad`. Return it: the
-# block before waits for it.
+# `backward` need not begin with a loss. If w is [2., 3.] and needs a gradient, `(w * w).backward(torch.tensor([1.,
+# 10.]))` leaves [4., 60.] in `w.grad`. Which gradient have you been given? Where are those of the block's parameters
+# afterward, where is that of its input, and which of them is somebody waiting for?
 # </details>
 # <details><summary>Hint 4: dropout</summary>
 #
@@ -496,7 +503,7 @@ again.idle
 #
 # | you build | minutes | difficulty |
 # |---|---|---|
-# | a step of a sharded model that waits for its messages as little as possible | 50 | ★★★ |
+# | how short a step can be, on paper, and a step that waits for its messages as little as possible | 50 | ★★★ |
 #
 # In part 4 a rank waits for a layer, computes, and then waits for the next one. Here its messages travel while it
 # computes. You write the whole step by hand this time, without autograd, so you decide what happens when.
@@ -735,9 +742,13 @@ for cards, counts in {8: (2048, 4096), 1: (16_384, 32_768)}.items():
 # keeps until the backward pass. `True` frees that, too. `False` keeps everything: fewer messages, for all the memory.
 # The course's [`FullySharded`](../../course_lib/mechanisms/fully_sharded.py) is one ahead in both directions, too.
 #
+# Most existing code calls the two collectives by their older names, `dist.all_gather_into_tensor` for
+# `all_gather_single` and `dist.reduce_scatter_tensor` for `reduce_scatter_single`. In PyTorch 2.13 the older names are
+# deprecated: they warn, and do the same.
+#
 # What have you gained? Write three sentences. The first says what is hidden now, and behind what. The second says what
 # is not hidden, and what all of this costs in memory. The third says when it no longer helps on real devices: name what
-# decides it, and a number.
+# decides it, a number, and the ratio that you measured yourself.
 
 # %% [markdown] nbgrader={"grade_id": "why_faster_layers", "grade": true, "solution": true, "points": 2}
 # Backward, the link hides behind the device, since the next weight comes and the gradient of the layer before leaves
@@ -746,7 +757,8 @@ for cards, counts in {8: (2048, 4096), 1: (16_384, 32_768)}.items():
 # weights and two whole gradients at a time, where it held about one of each. It no longer helps where devices have too
 # few tokens to compute: to hide a gather forward, each needs at least its FLOPs per second divided by the bytes per
 # second of its link, on H100 about 2,300 tokens with a card of 400 Gbit/s for each device, and 18,700 with one for
-# eight.
+# eight; nor does it help where what computes also carries the messages, as on my computer, whose two cores do both for
+# four ranks and have other work, too: runs of the cell gave ratios from 0.7 to 2.5, so noise is larger than any gain.
 
 # %% [markdown]
 # ## Everything together

@@ -11,7 +11,7 @@
 # | 3 | `run_actions`: a rank that does what its list says | 30 | ★★★ | 5 |
 # | 4 | `bubble`: the share of idle time, also with a slow stage | 15 | ★★☆ | 3 |
 # | 5 | `best_micro_batches`: how many micro-batches make a step shortest | 15 | ★★☆ | 3 |
-# | 6 | `faster_pipeline`: an open task: a pipeline with a slow stage | 20 | ★★★ | 3 + 2 |
+# | 6 | `faster_pipeline`: an open task: a pipeline with a slow stage | 25 | ★★★ | 3 + 2 |
 #
 # Below each function stands its check. Nothing that you write can break anything, so run a check as often as you like.
 
@@ -203,8 +203,10 @@ in_turn.points(4)
 
 # %% [markdown]
 # The price is that of 4 ranks with two stages each, and 8 micro-batches. A pass takes as long here as in part 1, so in
-# the same model, cut into stages half as long, the bubble would be half as many seconds. It is paid for in two ways:
-# most ranks send twice as many messages, and a rank holds the activations of more passes, each half as large.
+# the same model, cut into stages half as long, the bubble would be half as many seconds. It is paid for in two ways.
+# One is messages: of these four ranks, the two in the middle send twice as many as in part 1 (32, not 16), and the two
+# at the ends three times as many (24, not 8): the last rank now hands activations on to the first, which sends their
+# gradients back. The other is memory: a rank holds the activations of more passes, each half as large.
 #
 # PyTorch's `ScheduleInterleaved1F1B` makes the same lists. The course's
 # [`interleaved_1f1b`](../../course_lib/schedules.py) also takes a number of micro-batches that the ranks do not divide:
@@ -468,7 +470,7 @@ choice.idle
 #
 # | you build | minutes | difficulty |
 # |---|---|---|
-# | a step of a pipeline of which one stage is slow | 20 | ★★★ |
+# | a step of a pipeline of which one stage is slow | 25 | ★★★ |
 #
 # Stage 1 takes twice as long as the others. A pass costs one unit of time, and one more for each sample; a unit is 1 ms
 # forward and 2 ms backward, and a message takes 1 ms. The step below cuts the minibatch in two. Change whatever you
@@ -483,6 +485,27 @@ def in_halves(stage, inputs, targets, loss_fn, width):
 
 
 checks.faster_pipeline(in_halves)
+
+# %% [markdown]
+# **Predict before you build.** Part 4 mentioned the simulator. It plays lists without a single message, so an idea
+# costs you a line. Here is the step above, and the same one in three micro-batches. Is that enough? Try ideas of your
+# own.
+
+# %%
+def predicted(name, n_micro_batches, samples=24):
+    """Milliseconds of a step in equal micro-batches, on these four ranks."""
+    lists = Schedule([pipeline_actions(name, stage, 4, n_micro_batches) for stage in range(4)])
+    units = [(1 + samples / n_micro_batches) * slow for slow in (1, 2, 1, 1)]
+    return simulate(lists, forward=units, backward=[2 * unit for unit in units], transfer=1).makespan
+
+
+print(f"in_halves, predicted: {predicted('gpipe', 2):.0f} ms")
+print(f"in three parts: {predicted('gpipe', 3):.0f} ms")
+
+# %% [markdown]
+# The first number is that of the check above, exactly. So it is with both schedules of part 1, whenever micro-batches
+# are equal. The simulator knows one cost for each stage, so it cannot tell a small micro-batch from a large one. If
+# yours differ in size, take its prediction as a start, and let the check decide.
 
 # %% nbgrader={"grade_id": "faster_pipeline", "solution": true}
 def faster_pipeline(stage, inputs, targets, loss_fn, width):

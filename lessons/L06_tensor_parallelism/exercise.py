@@ -11,6 +11,7 @@
 # | 3 | `cut_heads`: what a rank holds of an attention layer | 20 | ★★☆ | 3 |
 # | 4 | `cross_entropy`: the loss, from a share of the logits | 30 | ★★★ | 4 |
 # | 5 | `faster_block`: an open task: fewer sums over a slow link | 15 | ★★☆ | 3 + 2 |
+# | 6 | `all_reduce_ms` on paper: a layer of a real GPT | 10 | ★☆☆ | |
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
 # one thing at a time, and compares what it leaves with what one process with the whole matrices would have. Once
@@ -27,6 +28,8 @@ from course_lib import launch
 from course_lib.data import NO_LOSS, answer_loss, minibatches, train_test_split
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from course_lib.model import GPTConfig, TinyGPT
+from course_lib.planner import Cluster
+from course_lib.planner.communication import ring_seconds
 from lessons.L06_tensor_parallelism import checks
 
 # %% [markdown]
@@ -469,6 +472,64 @@ block.idle
 # It sends one sum forward and one backward, in place of two and two. Sums over ranks and over layers may be exchanged,
 # so the numbers are those of one process, up to rounding. In a usual block the MLP needs the whole output of attention
 # before it can begin, so that sum has to be complete first.
+
+# %% [markdown]
+# ## 6. On paper: a layer of a real GPT
+#
+# | you find out | minutes | difficulty |
+# |---|---|---|
+# | how far apart tensor ranks may be | 10 | ★☆☆ |
+#
+# So far links were emulated. Now take one layer of GPT-3: hidden size 12,288. A micro-batch is one sequence of 2,048
+# tokens, in 16 bits, and eight H100 are its tensor ranks. In one node they talk over NVLink, which brings about 369
+# GB/s in one direction to each. In eight nodes each has a card of 400 Gbit/s to itself, of which about 40 GB/s are
+# reached.
+#
+# What does an all-reduce behind attention or MLP carry, and how much of that does a rank send in a ring? Each of the
+# eight computes its share of the layer in a little more than a millisecond forward. *Predict:* which share of the way
+# forward, with its two all-reduces, is spent on messages, over NVLink and over InfiniBand?
+
+# %% nbgrader={"grade_id": "all_reduce_ms", "solution": true}
+def all_reduce_ms(tokens, hidden, ranks, bytes_per_second):
+    """How many milliseconds one all-reduce takes, in a ring, without latencies.
+
+    tokens, hidden: what is summed is [tokens, hidden], in 16 bits.
+    bytes_per_second: what leaves a rank.
+    """
+    ### BEGIN SOLUTION
+    sent = 2 * (ranks - 1) / ranks * 2 * tokens * hidden
+    return 1000 * sent / bytes_per_second
+    ### END SOLUTION
+
+
+# %%
+my_shares = {"NVLink 4": 0.5, "InfiniBand NDR": 0.5}  # put your prediction here
+
+# %% [markdown]
+# The planner has a catalogue of devices and links. A layer's matrices have $12h^2$ parameters, so its products take
+# $24h^2$ FLOPs for each token forward. (The products of queries and keys are a few percent more, and left out here.)
+# Beside your function stands the planner's, which also counts latencies:
+
+# %%
+cluster, tokens, hidden = Cluster("H100-80GB", between="InfiniBand NDR"), 2048, 12_288
+speed = cluster.spec.peak["bf16"] * cluster.spec.matmul  # what large products reach
+computes = 1000 * 24 * hidden**2 * tokens / 8 / speed
+print(f"a rank computes {computes:.2f} ms forward")
+for link in cluster.inside_link, cluster.between_link:
+    mine = all_reduce_ms(tokens, hidden, 8, link.achieved)
+    sends = 1000 * ring_seconds("all_reduce", 2 * tokens * hidden, 8, link)
+    share = 2 * sends / (2 * sends + computes)
+    print(f"{link.name:14}: an all-reduce takes {sends:.2f} ms, yours {mine:.2f}; two of them are {share:.0%} "
+          f"of the way forward, predicted {my_shares[link.name]:.0%}")
+
+# %% [markdown]
+# Inside a node about a third of the way forward is messages, and across nodes nearly four fifths. Little of it can
+# hide, since the next layer needs the sum. The way back has twice the products, and two all-reduces more. So tensor
+# ranks stay inside a node. What crosses nodes had better be rare or small: a gradient once in a step, or the
+# activations between two stages.
+#
+# A larger micro-batch hardly helps: products and messages both grow with the tokens. A larger hidden size does, since
+# products grow with its square. So do fewer tensor ranks, since each computes more and sends little less.
 
 # %% [markdown]
 # ## Everything together
