@@ -40,8 +40,8 @@ def _parts(exercises: Path) -> dict[str, dict[str, str]]:
         for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
             heading = re.search(r"^## (?:\d+\. )?(.+)$", "".join(cell["source"]), re.MULTILINE)
             title = heading[1] if heading and cell["cell_type"] == "markdown" else title
-            if cell["cell_type"] == "code" and cell["metadata"].get("nbgrader", {}).get("solution"):
-                parts[cell["metadata"]["nbgrader"]["grade_id"]] = title
+            if cell["cell_type"] == "code" and cell["metadata"].get("nbgrader", {}).get("grade"):
+                parts[cell["metadata"]["nbgrader"]["grade_id"].removeprefix("check_")] = title
         found[f"exercise {file.stem}"] = parts
     return found
 
