@@ -415,7 +415,8 @@ layer.idle
 def recompute(block, x):
     """block(x), of which nothing but x is kept for the backward pass.
 
-    block: a module; it may use dropout, and it may communicate.
+    block: a module, or any function with parameters inside; it may use dropout, and it
+        may communicate.
     x: a tensor that needs a gradient.
     Returns what block(x) returns, with a backward pass. After it, gradients of x and of
     the block's parameters are as if it had been computed once. Random numbers that

@@ -206,7 +206,8 @@ def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
     yours, at_first = map(AMOUNTS[what], (run, given))
     same = f"{TEXTS['as given']} " * math.isclose(yours, at_first, rel_tol=1e-3)
     (lost, most), (least, _) = map(_lost, (run, best))
-    return same + TEXTS["lost"].format(lost=lost, least=least, most=most) * bool(most)
+    begun, few = (len(one.results[0][0].sent) for one in (run, best))
+    return same + TEXTS["lost"].format(begun=begun, few=few, lost=lost, least=least, most=most) * bool(most)
 
 
 def _passes(run: Run) -> tuple[int, int]:
@@ -221,7 +222,7 @@ def _lost(run: Run) -> tuple[int, str]:
     turn = min((span.start for span in spans if span.kind == "backward"), default=math.inf)
     for span in spans:
         if span.kind in ("wait", "transfer") and not span.background:
-            when = "before the first backward pass" if span.start < turn else "after it has begun to go back"
+            when = "before the first backward pass" if span.start < turn else "in the backward pass or behind it"
             by_kind[f"{span.name}, {when}"].append(1000 * (span.end - span.start))
     most, seconds = max(by_kind.items(), key=lambda one: sum(one[1]), default=("", []))
     lost = 1000 * (run.timeline.makespan - run.timeline.busy(0))

@@ -82,7 +82,7 @@ def _same_relation(found: Evidence, wrong: list[Difference], again: Evidence | N
         return TEXTS["infinite"].format(what="nan" if got.isnan().any() else "inf") * bool(expected.isfinite().all())
     largest = float(expected.abs().max())
     moved = [float((one[3] - one[2]).abs().max()) for one in wrong if kind(one.before) == kind(one.got)]  # type: ignore[operator]
-    if (most := float((got - expected).abs().max())) < 0.02 * min([largest, *moved]):
+    if (most := float((got - expected).abs().max())) < 0.02 * min([largest, *moved]) and got.numel() > 1:
         return TEXTS["digits"].format(share=most / largest)
     if not got.any():
         return TEXTS["zero"]
@@ -189,7 +189,7 @@ def _parts(found: Evidence, one: Difference) -> list[dict[str, Tensor]]:
 def _sum(found: Evidence, one: Difference) -> str:
     """Whether a value is what all ranks have, each some number of times, or the right one and another one."""
     got = one.got.double()  # type: ignore[union-attr]
-    off = found.tolerance + 1e-12 * float(got.abs().max())
+    off = min(found.tolerance, 1e-5 * float(got.abs().max())) + 1e-12 * float(got.abs().max())
     for parts in _parts(found, one):
         columns = torch.stack([*parts.values()]).reshape(len(parts), -1).T
         if len(columns) <= len(parts) or torch.linalg.matrix_rank(columns) < len(parts):

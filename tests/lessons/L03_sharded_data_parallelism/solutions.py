@@ -411,7 +411,11 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.recompute: [
         pytorch_reentrant,
         pytorch_with_saved_tensors,
-        *ways(again, with_gradients_by_name=by_name, random_numbers_put_back=put_back),
+        *ways(
+            again,
+            random_numbers_put_back=put_back,
+            as_of_several=("y.backward(dy)", "torch.autograd.backward([y], [dy])"),
+        ),
     ],
 }
 
@@ -485,7 +489,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         again,
         returns_x=("`0.up.grad` is None", recomputed, "x"),
         without_any_gradient=("No gradient comes back", recomputed, "block(x).detach()"),
-        dropout_off=("not what was asked for", "class", "block.eval()\n    class"),
+        dropout_off=("not what was asked for", "class", "getattr(block, '__self__', block).eval()\n    class"),
         keeps_the_insides_itself=(
             "Everything inside the block is kept until the backward pass",
             recomputed,
@@ -529,6 +533,7 @@ ACCIDENTS: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.recompute: told(
         again,
         computes_in_float=("expected m1 and m2 to have the same dtype", recomputed, f"{recomputed}.float()"),
+        gradients_by_name=("has no attribute 'parameters'", *by_name),
         a_wrong_shape_goes_back=("Mismatch in shape", "y.backward(dy)", "y.backward(dy[0])"),
         on_rank_0_alone=("The call that waits", recomputed, f"x if dist.get_rank() else {recomputed}"),
     ),

@@ -80,7 +80,7 @@ def test_an_error_that_cancels_another_brings_a_prediction_closer() -> None:
     ("places", "said"),
     [
         (("message / 230e9", "message / network"), "lose less on a faster network between nodes"),
-        (("6 * model.layers / plan.pp * m", "6 * model.layers * m"), "lose more than half as much in one of 8 stages"),
+        (("6 * model.layers / plan.pp * m", "6 * model.layers * m"), "lose over half as much in one of 8 stages"),
     ],
 )
 def test_what_stands_in_the_wrong_place_is_told(places: tuple[str, ...], said: str) -> None:
