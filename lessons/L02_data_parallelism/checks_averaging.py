@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 from course_lib import data
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import on_one_link, sent_more
-from course_lib.classroom.checks.part import Case, Observed, effect, normal, on_the_clock
+from course_lib.classroom.checks.part import Budget, Case, Observed, effect, normal, on_the_clock
 from course_lib.instruments.watch import Watch
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Link, Pace
@@ -223,6 +223,6 @@ def _any_cases(seed: int) -> list[Case]:
 
 
 price, pace = _layers(4, 8, 0, 0, width=16), Pace({"forward": 0.05, "backward": 0.1}, Link(0.015, 108_800))
-levels = "emulated milliseconds", 1500, 1410, lambda model, loss: in_buckets(model, loss, 544)
+levels = Budget("emulated milliseconds", 1500, 1410, lambda model, loss: in_buckets(model, loss, 544), 1275)
 any_buckets = partial(Exercise, rounding=1e-12, budget=levels, breach=on_one_link)
 faster_backward = any_buckets("faster_backward", each_alone, _play_any, _any_cases, price, pace)

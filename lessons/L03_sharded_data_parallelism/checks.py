@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import collective_at_work, most_sent, on_one_link
-from course_lib.classroom.checks.part import Case, Observed, Values, normal, on_the_clock, prepared, result
+from course_lib.classroom.checks.part import Budget, Case, Observed, Values, normal, on_the_clock, prepared, result
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
 
@@ -420,7 +420,7 @@ def _play_stack(fn: Callable, x: Tensor, shards: list[Tensor], shapes: Shapes, t
     return enough | {f"gradient of shards[{i}]": shard.grad for i, shard in enumerate(shards)}
 
 
-levels = "emulated milliseconds", 925, 750, hidden
+levels = Budget("emulated milliseconds", 925, 750, hidden)
 pace = Pace({"forward": 0.02, "backward": 0.06}, Link(bandwidth=3 * 512 / 0.025))  # 512 bytes are a shard of EIGHT
 contracts = {"pace": pace, "budget": levels, "breach": lambda seen: layers_freed(seen) or on_one_link(seen)}
 faster_layers = exact("faster_layers", one_after_the_other, _play_stack, _stacks, _layers(4, EIGHT, 0), **contracts)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, normal, prepared
+from course_lib.classroom.checks.part import Budget, Case, normal, prepared
 from course_lib.classroom.checks.samples import miscounted
 from course_lib.classroom.checks.tables import Plans, as_numbers, computing
 from course_lib.classroom.runs.events import perform
@@ -186,7 +186,7 @@ def sample_by_sample(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn:
 
 
 price = _steps(4, 4, 0, samples=64, new="a minibatch of 64 samples")
-levels = "bytes of extra memory", 9_000, 4_138, sample_by_sample
+levels = Budget("bytes of extra memory", 9_000, 4_138, sample_by_sample, 800)
 in_little_memory = partial(Exercise, rounding=1e-12, budget=levels, rule=rule)
 lighter_step = in_little_memory("lighter_step", passed_on, _play_steps, _odd_minibatches, price, PACE)
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Observed, changed, effect, normal, on_the_clock, prepared
+from course_lib.classroom.checks.part import Budget, Case, Observed, changed, effect, normal, on_the_clock, prepared
 from course_lib.classroom.checks.samples import miscounted
 from course_lib.classroom.checks.tables import Plans, as_number, computing
 from course_lib.classroom.runs.events import perform
@@ -233,7 +233,8 @@ def _uneven_cases(seed: int) -> list[Case]:
 halves = "[len(inputs) // 2, len(inputs) - len(inputs) // 2]"
 ends = "[round(len(inputs) * end / 24) for end in (0, 3, 9, 17, 22, 24)]"
 unequal = f"[size for size in torch.tensor({ends}).diff().tolist() if size]"
-levels = "emulated milliseconds", 240, 215, changed(in_halves, "best", '"gpipe"', '"1f1b"', halves, unequal)
+best = changed(in_halves, "best", '"gpipe"', '"1f1b"', halves, unequal)
+levels = Budget("emulated milliseconds", 240, 215, best)
 pace = Pace({"forward": 0.001, "backward": 0.002}, Link(0.001))
 uneven = partial(Exercise, pace=pace, budget=levels, rule=miscounted)
 price = _uneven(4, 24, 0, "24 samples, and a fourth stage")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from course_lib.classroom.checks.evidence import kind
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import most_sent, on_one_link
-from course_lib.classroom.checks.part import Case, Observed, Values, normal, prepared
+from course_lib.classroom.checks.part import Budget, Case, Observed, Values, normal, prepared
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -148,7 +148,7 @@ def _play_block(fn: Any, x: Tensor, first: nn.Module, second: nn.Module, dy: Ten
 
 
 _blocks, pace = lambda seed: [_block(2, 3 + seed, 4), _block(3, 2, 5)], Pace(PACE.device, Link(0.002, 1e5))
-levels = ("emulated milliseconds", 530, 400, with_one_f_and_g)
+levels = Budget("emulated milliseconds", 530, 400, with_one_f_and_g, 374)
 faster_block = partial(Exercise, rounding=1e-12, budget=levels, breach=on_one_link)(
     "faster_block", one_after_the_other, _play_block, _blocks, _block(4, 64, 16), pace
 )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import most_sent, on_one_link
-from course_lib.classroom.checks.part import Case, Observed, normal
+from course_lib.classroom.checks.part import Budget, Case, Observed, normal
 from course_lib.classroom.checks.tables import as_number, as_numbers
 from course_lib.mechanisms.mesh import AXES, Mesh
 from course_lib.ranks import Link, Pace
@@ -235,7 +235,7 @@ def _few_meshes(seed: int) -> list[Case]:
 
 
 price, slow = _on_mesh(_arisen, (2, 2, 2)), Link(0.003, 5e4)
-levels = "emulated milliseconds", 72, 61.5, at_once
+levels = Budget("emulated milliseconds", 72, 61.5, at_once)
 on_nodes = partial(Exercise, rounding=1e-12, budget=levels, breach=partial(on_one_link, n_groups=3))
 pace = Pace(PACE.device, Link(0.002, 1e5), slow, 4)
 faster_completion = on_nodes("faster_completion", in_turn, _play_step, _few_meshes, price, pace)

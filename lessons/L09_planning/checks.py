@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Observed
+from course_lib.classroom.checks.part import Budget, Case, Observed
 from course_lib.classroom.checks.tables import Plans, as_numbers, computing
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from course_lib.planner.search import ALIKE
@@ -285,7 +285,7 @@ def _table(steps: str, text: str) -> Case:
     return Case(text, 2, lambda rank: (steps,))
 
 
-levels = "percent off on average", 12, 9, with_traffic
+levels = Budget("percent off on average", 12, 9, with_traffic)
 tables = [_table("seen", "the ten steps of the table")], _table("unseen", "twelve others")
 by_table = partial(Exercise, compared=_certain, rule=_where_it_is_off, budget=levels)
 predict_step = by_table("predict_step", at_peak, _play_prediction, lambda seed: tables[0], tables[1])

@@ -26,7 +26,7 @@ from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, renew
 
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
-LEVELS = ("as good as ours", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)  # and shares of the points
+LEVELS = {"far better than ours": 1.0, "as good as ours": 1.0, "good": 0.8, "met": 0.6, "out of budget": 0.0}
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
 SLIPS = (*MISSPELT, "AttributeError", "TypeError")
 Later = tuple[Evidence | None, list[Mistake]]  # of a later case: what was seen, and the mistakes that fit there, too
@@ -178,18 +178,19 @@ def _how_it_ended(error: RunError) -> tuple:
 
 def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict:
     """The verdict on a solution of an open task: its level, and its timeline beside those of others."""
-    what, met, good, program = budget
+    what, met, good, program, far = budget
     case = exercise.price_case
     given, best = exercise.run_right(case), exercise.run([program], case)
     yours, at_first, least = map(AMOUNTS[what], (run, given, best))
-    level, share = LEVELS[bisect_left((least, good, met), yours / (1 + 1e-9))]
-    level = "better than ours" if yours < least * (1 - 1e-9) else level
+    level, share = [*LEVELS.items()][bisect_left((far, least, good, met), yours / (1 + 1e-9))]
+    level = "better than ours" if far < yours < least * (1 - 1e-9) else level
     computed = (run.timeline.busy(rank) - 0.9 * given.timeline.busy(rank) for rank in range(run.world_size))
     if "milliseconds" in what and min(computed) < 0:
         return replace(verdict, outcome="price", message=TEXTS["unseen"], share=0.0)
     why = exercise.rule([of[0] for of in run.results]) or _too_much(run, given, best, what) if share < 1 else ""
     text = f"{verdict.message} {yours:,.0f} {what}: {level}. {why}".rstrip()
     scale = f"{at_first:,.0f} as given, {met:,.0f} met, {good:,.0f} good, {least:,.0f} ours"
+    scale += f", {far:,.0f} far better" * bool(far)
     facts = (("The scale", scale),)
     beside = {"as given": given.timeline} | ({"ours": best.timeline} if yours > least else {})
     idle = Idle(run.timeline, best.timeline.idle_fraction(), beside)
@@ -239,12 +240,13 @@ def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdic
         Cost("bytes of extra memory on a rank", f"{held:,}", f"{least_held if memory is None else memory:,}"),
         Cost("idle time (emulated)", f"{idle:.0%}", f"{least_idle:.0%}"),
     )
+    said = tuple(one for one in costs if {one.yours, one.best} - {"0", "0%"})  # what nobody pays is no price
     remarks = []
     if sent >= 1.5 * least_sent > 0:
         remarks.append(f"Your ranks send {sent / least_sent:.1f} times the bytes that are needed.")
     if calls > least_calls:
         remarks.append(f"You communicate {calls} times where {least_calls} would do; each pays the latency anew.")
-    return replace(verdict, costs=costs, remarks=tuple(remarks), idle=Idle(run.timeline, least_idle))
+    return replace(verdict, costs=said, remarks=tuple(remarks), idle=Idle(run.timeline, least_idle))
 
 
 def _price(run: Run) -> tuple[int, int, int, float]:

@@ -31,7 +31,16 @@ from course_lib.timeline import compute
 TIMEOUT = 10.0  # seconds
 Value = Tensor | str  # a value that is not a tensor, in words
 Values = dict[str, Value]
-Budget = tuple[str, float, float, Callable[..., Any]]
+
+
+class Budget(NamedTuple):
+    """What an open task counts, a kind of AMOUNTS, and its levels: what is met, good, as good as `ours`, far better."""
+
+    what: str
+    met: float
+    good: float
+    ours: Callable[..., Any]
+    far: float = 0.0
 
 
 AMOUNTS: dict[str, Callable[[Run], float]] = {
@@ -100,7 +109,7 @@ class Part:
         mistake of the bank can say.
     programs: the mistakes that are not on the lesson's page; `mistake` adds to them.
     budget: of an open task, which begins with the right solution, and in which any change is allowed that keeps its
-        result: the kind of AMOUNTS, the most that meets the budget and that is good, and the best solution known.
+        result.
     """
 
     name: str
