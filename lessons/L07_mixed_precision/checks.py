@@ -4,6 +4,7 @@ update_scale(gradients, scale, good_steps, interval)       the ranks that skip, 
 master_step(weights, masters, gradients, optimizer)        updates so small that 16 bits round them away
 sum_gradients(micro_batches)                               long sums and large ones, sent in 16 bits
 unscale_and_clip(gradients, scale, max_norm)               the norm of gradients on all ranks
+lighter_update(weights, gradients, backward, steps, lr)    master weights in as few bytes as possible
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from course_lib.classroom.checks.evidence import is_same
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Observed, Values, result
+from course_lib.classroom.checks.part import Budget, Case, Observed, Values, normal, result
 from course_lib.classroom.checks.tables import as_number
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -295,3 +296,76 @@ unscale_and_clip = Exercise(
     compared=_view_norms,
     rule=_norms_said,
 )
+
+
+# Masters in little memory
+
+
+def upper_half(master: Tensor) -> Tensor:
+    """The upper 16 bits of each float32 number, as a view."""
+    return master.view(torch.bfloat16)[..., 1::2]
+
+
+def with_whole_masters(weights: list[Tensor], gradients: list[Tensor], backward: Any, steps: int, lr: float) -> None:
+    masters = [weight.float() for weight in weights]
+    for _ in range(steps):
+        backward()
+        wide = [gradient.float() for gradient in gradients]
+        updates = [lr * gradient for gradient in wide]
+        masters = [master - update for master, update in zip(masters, updates, strict=True)]
+        for weight, master in zip(weights, masters, strict=True):
+            weight.copy_(upper_half(master))
+
+
+def lower_halves(weights: list[Tensor], gradients: list[Tensor], backward: Any, steps: int, lr: float) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    shards = [weight.view(-1).tensor_split(n) for weight in weights]
+    own = [gradient.view(-1).tensor_split(n)[rank] for gradient in gradients]
+    lower = [torch.zeros_like(gradient, dtype=torch.int16) for gradient in own]
+    for _ in range(steps):
+        backward()
+        for of_ranks, gradient, low in zip(shards, own, lower, strict=True):
+            master = torch.stack([low, of_ranks[rank].view(torch.int16)], -1).view(torch.float32).flatten()
+            master.sub_(gradient, alpha=lr)
+            low.copy_(master.view(torch.int16)[::2])
+            of_ranks[rank].copy_(upper_half(master))
+            del master  # before the next one is made
+            for other, shard in enumerate(of_ranks):
+                dist.broadcast(shard, other)
+
+
+def _trainings(n: int, layers: int, rows: int, columns: int, steps: int, seed: int = 0, new: str = "") -> Case:
+    text = f"{n} ranks, {2 * layers} weights of {rows * columns} and {columns} numbers, {steps} step{'s' * (steps > 1)}"
+    return Case(text, n, partial(_trainings_arguments, layers, rows, columns, steps, seed), new)
+
+
+def _trainings_arguments(layers: int, rows: int, columns: int, steps: int, seed: int, rank: int) -> tuple[Any, ...]:
+    """The same on all ranks: weights, room for gradients, and what each step adds to its gradients."""
+    draw, shapes = normal(seed), [(rows, columns), (columns,)] * layers
+    weights, gradients, *drawn = ([draw(*shape).bfloat16() for shape in shapes] for _ in range(2 + steps))
+    return weights, gradients, drawn, 2.0**-9
+
+
+def _trainings_cases(seed: int) -> list[Case]:
+    uneven, few = "numbers of weights that the ranks do not divide", "weights with fewer numbers than there are ranks"
+    two = [_trainings(2, 1, 3, 4, steps, seed, "more steps" * (steps > 1)) for steps in (1, 12 + seed)]
+    return [*two, _trainings(3, 2, 5, 4, 12, seed, uneven), _trainings(4, 2, 5, 3, 12, seed, few)]
+
+
+def _play_trainings(fn: Any, weights: list[Tensor], gradients: list[Tensor], drawn: list[Any], lr: float) -> None:
+    of_steps = iter(drawn)
+
+    @compute("backward")
+    def backward() -> None:
+        """Write gradients, in place; their second halves depend on the first halves of the weights."""
+        for weight, gradient, new in zip(weights, gradients, next(of_steps), strict=True):
+            half = weight.numel() // 2
+            gradient.copy_(new).view(-1)[-half:].add_(weight.view(-1)[:half])
+
+    fn([*weights], [*gradients], backward, len(drawn), lr)
+
+
+price = _trainings(4, 4, 25, 10, 8, new="more and larger weights")
+levels = Budget("bytes of extra memory", 6_240, 2_400, lower_halves, 600)
+in_little_memory = partial(Exercise, pace=PACE, budget=levels)
+lighter_update = in_little_memory("lighter_update", with_whole_masters, _play_trainings, _trainings_cases, price)
