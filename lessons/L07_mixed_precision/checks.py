@@ -87,6 +87,8 @@ update_scale = Exercise("update_scale", adapted, _play_steps, _steps_cases, _ste
 
 # Master weights
 
+WIDE = "in 32 bits"
+
 
 @torch.no_grad()
 def updated(weights: list[Tensor], masters: list[Any], gradients: list[Any], optimizer: Any) -> None:
@@ -97,38 +99,29 @@ def updated(weights: list[Tensor], masters: list[Any], gradients: list[Any], opt
         weight.copy_(master)
 
 
-def _updates(
-    n: int, dtype: torch.dtype, steps: int, lr: float, new: str = "", is_missing: bool = False, wide: bool = False
-) -> Case:
+def _updates(n: int, dtype: torch.dtype, steps: int, lr: float, new: str = "", gradients: str = "") -> Case:
     """A case of several updates. lr: the learning rate, in units of the dtype's last digit."""
-    text = f"{n} ranks, weights in {str(dtype)[6:]}, {steps} steps" + ", gradients missing" * is_missing
-    text += ", gradients in 32 bits" * wide
-    lr *= torch.finfo(dtype).eps
-    return Case(text, n, partial(_updates_arguments, dtype, steps, lr, is_missing, wide), new)
+    text = f"{n} ranks, weights in {str(dtype)[6:]}, {steps} steps" + f", gradients {gradients}" * bool(gradients)
+    return Case(text, n, partial(_updates_arguments, dtype, steps, lr * torch.finfo(dtype).eps, gradients), new)
 
 
-def _updates_arguments(
-    dtype: torch.dtype, steps: int, lr: float, is_missing: bool, wide: bool, rank: int
-) -> tuple[Any, ...]:
+def _updates_arguments(dtype: torch.dtype, steps: int, lr: float, are: str, rank: int) -> tuple[Any, ...]:
     """Weights and gradients that differ between ranks, and the learning rate."""
     seeds = [10 * rank + 100 * step for step in range(steps + 1)]
     weights, *gradients = ([_random(3 + i, seed + i) for i in range(3)] for seed in seeds)
     weights = [one.to(dtype) for one in weights]
-    of_all: list[list[Any]] = [[one if wide else one.to(dtype) for one in of_step] for of_step in gradients]
-    for of_step in of_all[1::2] if is_missing else []:
+    of_all: list[list[Any]] = [[one if are == WIDE else one.to(dtype) for one in of_step] for of_step in gradients]
+    for of_step in of_all[1::2] if are == "missing" else []:
         of_step[1] = None
     return weights, of_all, lr
 
 
 def _updates_cases(seed: int) -> list[Case]:
-    many, missing = (
-        "many small updates",
-        "several large updates; a weight without a gradient (None), as of an unused layer",
-    )
+    missing = "several large updates; a weight without a gradient (None), as of an unused layer"
     bf16, fp16, s = torch.bfloat16, torch.float16, seed
-    two = [_updates(2, bf16, 2 + s, 4), _updates(2, bf16, 8 + s, 0.1, many), _updates(2, fp16, 8 + s, 0.1)]
-    wide = _updates(4, fp16, 2, 1e3, "gradients of 32 bits", wide=True)
-    return [*two, _updates(3, fp16, 6 + s, 4, missing, True), wide, _updates(4, bf16, 8 + s, 0.1)]
+    two = [_updates(2, bf16, 2 + s, 4), _updates(2, bf16, 8 + s, 0.1, "many small updates")]
+    more = [_updates(2, fp16, 8 + s, 0.1), _updates(3, fp16, 6 + s, 4, missing, "missing")]
+    return [*two, *more, _updates(4, fp16, 2, 1e3, "gradients of 32 bits", WIDE), _updates(4, bf16, 8 + s, 0.1)]
 
 
 def _play_updates(fn: Any, weights: list[Tensor], gradients: list[list[Any]], lr: float) -> dict[str, Any]:
@@ -284,18 +277,9 @@ def _norms_said(observed: list[Observed]) -> str:
     return f"Without the scale, the gradients of all ranks together have a norm of {norm:.3g}. {as_if}"
 
 
-price, off = _norms(4, "a large norm", 1), 1e-5  # PyTorch adds 1e-6 to the norm
-unscale_and_clip = Exercise(
-    "unscale_and_clip",
-    clipped,
-    _play_norms,
-    _norms_cases,
-    price,
-    PACE,
-    rounding=off,
-    compared=_view_norms,
-    rule=_norms_said,
-)
+price = _norms(4, "a large norm", 1)
+of_norms = partial(Exercise, rounding=1e-5, compared=_view_norms, rule=_norms_said)  # PyTorch adds 1e-6 to the norm
+unscale_and_clip = of_norms("unscale_and_clip", clipped, _play_norms, _norms_cases, price, PACE)
 
 
 # Masters in little memory
@@ -306,7 +290,7 @@ def upper_half(master: Tensor) -> Tensor:
     return master.view(torch.bfloat16)[..., 1::2]
 
 
-def with_whole_masters(weights: list[Tensor], gradients: list[Tensor], backward: Any, steps: int, lr: float) -> None:
+def whole_masters(weights: list[Tensor], gradients: list[Tensor], backward: Any, steps: int, lr: float) -> None:
     masters = [weight.float() for weight in weights]
     for _ in range(steps):
         backward()
@@ -320,13 +304,12 @@ def with_whole_masters(weights: list[Tensor], gradients: list[Tensor], backward:
 def lower_halves(weights: list[Tensor], gradients: list[Tensor], backward: Any, steps: int, lr: float) -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     shards = [weight.view(-1).tensor_split(n) for weight in weights]
-    own = [gradient.view(-1).tensor_split(n)[rank] for gradient in gradients]
-    lower = [torch.zeros_like(gradient, dtype=torch.int16) for gradient in own]
+    lower = [torch.zeros_like(of_ranks[rank], dtype=torch.int16) for of_ranks in shards]
     for _ in range(steps):
         backward()
-        for of_ranks, gradient, low in zip(shards, own, lower, strict=True):
+        for of_ranks, gradient, low in zip(shards, gradients, lower, strict=True):
             master = torch.stack([low, of_ranks[rank].view(torch.int16)], -1).view(torch.float32).flatten()
-            master.sub_(gradient, alpha=lr)
+            master.sub_(gradient.view(-1).tensor_split(n)[rank], alpha=lr)
             low.copy_(master.view(torch.int16)[::2])
             of_ranks[rank].copy_(upper_half(master))
             del master  # before the next one is made
@@ -334,25 +317,25 @@ def lower_halves(weights: list[Tensor], gradients: list[Tensor], backward: Any, 
                 dist.broadcast(shard, other)
 
 
-def _trainings(n: int, layers: int, rows: int, columns: int, steps: int, seed: int = 0, new: str = "") -> Case:
+def _training(n: int, layers: int, rows: int, columns: int, steps: int, seed: int = 0, new: str = "") -> Case:
     text = f"{n} ranks, {2 * layers} weights of {rows * columns} and {columns} numbers, {steps} step{'s' * (steps > 1)}"
-    return Case(text, n, partial(_trainings_arguments, layers, rows, columns, steps, seed), new)
+    return Case(text, n, partial(_training_arguments, layers, rows, columns, steps, seed), new)
 
 
-def _trainings_arguments(layers: int, rows: int, columns: int, steps: int, seed: int, rank: int) -> tuple[Any, ...]:
+def _training_arguments(layers: int, rows: int, columns: int, steps: int, seed: int, rank: int) -> tuple[Any, ...]:
     """The same on all ranks: weights, room for gradients, and what each step adds to its gradients."""
     draw, shapes = normal(seed), [(rows, columns), (columns,)] * layers
     weights, gradients, *drawn = ([draw(*shape).bfloat16() for shape in shapes] for _ in range(2 + steps))
     return weights, gradients, drawn, 2.0**-9
 
 
-def _trainings_cases(seed: int) -> list[Case]:
+def _training_cases(seed: int) -> list[Case]:
     uneven, few = "numbers of weights that the ranks do not divide", "weights with fewer numbers than there are ranks"
-    two = [_trainings(2, 1, 3, 4, steps, seed, "more steps" * (steps > 1)) for steps in (1, 12 + seed)]
-    return [*two, _trainings(3, 2, 5, 4, 12, seed, uneven), _trainings(4, 2, 5, 3, 12, seed, few)]
+    two = [_training(2, 1, 3, 4, steps, seed, "more steps" * (steps > 1)) for steps in (1, 12 + seed)]
+    return [*two, _training(3, 2, 5, 4, 12, seed, uneven), _training(4, 2, 5, 3, 12, seed, few)]
 
 
-def _play_trainings(fn: Any, weights: list[Tensor], gradients: list[Tensor], drawn: list[Any], lr: float) -> None:
+def _play_training(fn: Any, weights: list[Tensor], gradients: list[Tensor], drawn: list[Any], lr: float) -> None:
     of_steps = iter(drawn)
 
     @compute("backward")
@@ -365,7 +348,6 @@ def _play_trainings(fn: Any, weights: list[Tensor], gradients: list[Tensor], dra
     fn([*weights], [*gradients], backward, len(drawn), lr)
 
 
-price = _trainings(4, 4, 25, 10, 8, new="more and larger weights")
+price = _training(4, 4, 25, 10, 8, new="more and larger weights")
 levels = Budget("bytes of extra memory", 6_240, 2_400, lower_halves, 600)
-in_little_memory = partial(Exercise, pace=PACE, budget=levels)
-lighter_update = in_little_memory("lighter_update", with_whole_masters, _play_trainings, _trainings_cases, price)
+lighter_update = Exercise("lighter_update", whole_masters, _play_training, _training_cases, price, PACE, budget=levels)

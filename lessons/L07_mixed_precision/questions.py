@@ -18,15 +18,7 @@ from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.questions.units import BYTES
 from course_lib.classroom.runs.events import Grid, run_batch
-from course_lib.classroom.runs.training import (
-    SMALL,
-    flat,
-    gradients_of,
-    moments_of,
-    shares,
-    size_of,
-    train,
-)
+from course_lib.classroom.runs.training import SMALL, flat, gradients_of, moments_of, shares, size_of, train
 from course_lib.figures import gantt, loss_at_end, loss_curves, lost_time
 from course_lib.figures.axis import duration
 from course_lib.instruments.ledger import Bytes, Ledger
@@ -324,13 +316,9 @@ def _ways() -> Outcome:
     return Outcome(None, found=found, shown=right, pictures=(times, two))
 
 
+SETUPS = [TrainingSetup(workers=4, seed=seed) for seed in range(1, 100)]
 QUESTIONS: dict[str, Seeded] = {
-    "Q9": Seeded(
-        TrainingSetup(),
-        choice(each(_without, REMEDIES)),
-        [TrainingSetup(workers=4, seed=seed) for seed in range(1, 100)],
-        lambda case: {"workers": case.workers},
-    ),
+    "Q9": Seeded(TrainingSetup(), choice(each(_without, REMEDIES)), SETUPS, lambda case: {"workers": case.workers}),
     "bytes_per_weight": Seeded(
         None, number(BYTES, _count_bytes, lambda: {"one_gradient": 4 / 5, "only_sums": 9 / 10}, tolerance=0.0)
     ),

@@ -50,7 +50,7 @@ def test_the_example_of_the_notebook() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_masters_are_what_float64_has_and_weights_are_these_rounded(dtype: torch.dtype) -> None:
-    case = checks._updates(N, dtype, 9, 0.1, is_missing=True)
+    case = checks._updates(N, dtype, 9, 0.1, gradients="missing")
     for rank, one in enumerate(left(checks.master_step, case)):
         weights, gradients, lr = case.arguments(rank)
         exact = [nn.Parameter(weight.double()) for weight in weights]
