@@ -336,12 +336,13 @@ def _training_cases(seed: int) -> list[Case]:
 
 
 def _play_training(fn: Any, weights: list[Tensor], gradients: list[Tensor], drawn: list[Any], lr: float) -> None:
-    of_steps = iter(drawn)
+    left = [*drawn]
 
     @compute("backward")
     def backward() -> None:
         """Write gradients, in place; their second halves depend on the first halves of the weights."""
-        for weight, gradient, new in zip(weights, gradients, next(of_steps), strict=True):
+        assert left, "backward() is called more often than there are steps"
+        for weight, gradient, new in zip(weights, gradients, left.pop(0), strict=True):
             half = weight.numel() // 2
             gradient.copy_(new).view(-1)[-half:].add_(weight.view(-1)[:half])
 

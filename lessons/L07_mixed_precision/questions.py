@@ -60,8 +60,7 @@ def _train(rank: int, case: TrainingSetup) -> float:
     kept = flat(model.parameters()).to(case.weights)
     optimizer = torch.optim.AdamW([kept], lr=case.learning_rate)
     optimizer.register_step_post_hook(lambda *_: vector_to_parameters(kept.to(case.compute), model.parameters()))
-    minibatches = shares(rank, BATCH, STEPS, case.seed)
-    combine = partial(average_into, kept, model, case.sums)
+    minibatches, combine = shares(rank, BATCH, STEPS, case.seed), partial(average_into, kept, model, case.sums)
     losses = train(model, minibatches, data.answer_loss, optimizer, combine=combine)
     return sum(losses[-10:]) / 10
 
@@ -83,10 +82,9 @@ def _without(suspect: str, case: TrainingSetup) -> Outcome:
     sixteen = last_loss(case)
     thirty_two = last_loss(replace(case, weights=torch.float32, compute=torch.float32, sums=torch.float32))
     changed = last_loss(replace(case, **change))  # type: ignore[arg-type]
-    won, lost = sixteen - changed, sixteen - thirty_two
-    right = won > lost / 2
+    right = sixteen - changed > (sixteen - thirty_two) / 2
     found = {"change": name, "right": right, "steps": STEPS, "losses": (sixteen, thirty_two, changed)}
-    return Outcome(right, found=found, shown=lost > 0 and right is (suspect == "kept"))
+    return Outcome(right, found=found, shown=sixteen > thirty_two and right is (suspect == "kept"))
 
 
 # The memory of keeping numbers in 32 bits
@@ -221,8 +219,8 @@ def added_up(dtype: torch.dtype, micro_batches: int = MANY.micro_batches) -> flo
     whole = data.examples([(10 + sample, 90 - sample) for sample in range(micro_batches)])
     exact, total = torch.zeros(()).double(), torch.zeros((), dtype=dtype)
     for inputs, targets in batches.micro_batches(whole, micro_batches):
-        gradients = torch.autograd.grad(data.answer_loss(model(inputs).float(), targets), list(model.parameters()))
-        own = flat(gradients)
+        loss = data.answer_loss(model(inputs).float(), targets)
+        own = flat(torch.autograd.grad(loss, list(model.parameters())))
         exact, total = exact + own.double(), total + own.to(dtype)
     return ((total - exact).norm() / exact.norm()).item()
 
@@ -285,8 +283,7 @@ def _step(rank: int, way: Way) -> Tensor:
     share = batches.split(minibatch, dist.get_world_size())[rank]
     all_reduce = all_reduce_in(way.dtype, torch.float32)
     total = torch.zeros(sum(weight.numel() for weight in model.parameters()))
-    pieces = batches.micro_batches(share, MICRO_BATCHES)
-    for i, micro_batch in enumerate(pieces):
+    for i, micro_batch in enumerate(batches.micro_batches(share, MICRO_BATCHES)):
         own = _gradient(model, i, *micro_batch)
         total += all_reduce(own) if way.is_each else own
     return total if way.is_each else all_reduce(total)
