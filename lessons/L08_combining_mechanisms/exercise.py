@@ -14,7 +14,8 @@
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks (in the last part also on 8), in small
 # cases that become harder one thing at a time. Once nothing is wrong, it tells you what your solution costs, beside the
-# best possible. Nothing that you write can break anything. Run a check as often as you like.
+# best possible. Nothing that you write can break anything. Run a check as often as you like. The 2 points beside those
+# of an open task are for three sentences. No check can read them, so a person does.
 
 # %%
 import torch
@@ -115,8 +116,8 @@ checks.mesh_groups(mesh_groups).points(2)
 # |---|---|---|
 # | the norm of the whole model's gradient, known to all ranks | 20 | ★★☆ |
 #
-# To clip a gradient, all ranks need its norm: the root of the sum of all squares, over the whole model. Each rank has
-# a part of it. Some numbers are nowhere else, others are on several ranks:
+# To clip a gradient, all ranks need its norm: the root of the sum of all squares, over the whole model. Each rank has a
+# part of it. Some numbers are nowhere else, others are on several ranks:
 #
 #                        copies on             who holds what, on a mesh of 2 x 1 x 2
 #     a cut matrix       dp                    rank 0: left    1: right    2: left    3: right
@@ -196,8 +197,8 @@ checks.gradient_norm(gradient_norm).points(3)
 # |---|---|---|
 # | the gradients of a step, complete on all ranks | 20 | ★★☆ |
 #
-# After the backward pass, no gradient is complete. Replicas have seen other samples, so what they have is averaged.
-# And some parameters have worked in several places of one model. Each place knows a partial sum of their gradient:
+# After the backward pass, no gradient is complete. Replicas have seen other samples, so what they have is averaged. And
+# some parameters have worked in several places of one model. Each place knows a partial sum of their gradient:
 #
 #     a scale before a cut layer     each tensor rank knows what came back through its own columns     add on "tp"
 #     an embedding, used twice       the first stage knows one partial sum, the last the other         add on "pp"
@@ -267,8 +268,8 @@ checks = grading.of("lessons.L08_combining_mechanisms.checks")
 checks.complete_gradients(complete_gradients).points(3)
 
 # %% [markdown]
-# A message for each group is enough. With a message for each gradient the bytes are the same, but each pays the
-# latency of the link.
+# A message for each group is enough. With a message for each gradient the bytes are the same, but each pays the latency
+# of the link.
 #
 # With PyTorch's `DTensor` each gradient says of itself whether it is `Partial`, and becomes whole where it is used.
 # Shared parameters of a pipeline are left to you there. In this course it is

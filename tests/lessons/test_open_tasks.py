@@ -51,6 +51,11 @@ def one_f_one_b(size: int) -> Callable[..., object]:
     return changed(in_halves, f"1f1b_of_{size}", *in_turns)
 
 
+quarters = "[round(len(inputs) * end / 24) for end in (0, 4, 12, 20, 24)]"
+sizes = f"[one for one in torch.tensor({quarters}).diff().tolist() if one]"
+small_ends = changed(in_halves, "small_ends", halves, sizes, '"gpipe"', '"1f1b"')
+
+
 def all_straight(model: nn.Module, loss: Tensor) -> None:
     sums: list[Any] = []
     trained = [one for one in model.parameters() if one.requires_grad]
@@ -84,7 +89,13 @@ EXPECTED: dict[Exercise, dict[Callable[..., object], int]] = {
     checks.faster_backward: {buckets(1): 0, each_alone: 0, buckets(272): 1, buckets(1088): 2, buckets(816): 3},
     checks.faster_layers: FASTER_LAYERS,
     checks.lighter_step: {pieces(32): 0, pieces(16): 1, pieces(8): 2, pieces(2): 2},
-    checks.faster_pipeline: {micro_batches(12): 0, micro_batches(2): 0, micro_batches(5): 1, one_f_one_b(5): 2},
+    checks.faster_pipeline: {
+        micro_batches(12): 0,
+        micro_batches(2): 0,
+        micro_batches(5): 0,
+        one_f_one_b(5): 1,
+        small_ends: 2,
+    },
     checks.faster_block: {one_f: 1, one_g: 1},
     checks.faster_completion: {first_alone: 1},
     checks.predict_step: {one_factor: 0, bubble: 1, by_data_sheet: 2},
