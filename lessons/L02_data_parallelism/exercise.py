@@ -12,12 +12,12 @@
 # | 4 | `backward_in_buckets`: gradients that leave while the backward pass goes on | 25 | ★★★ | 4 |
 # | 5 | `ends` on paper, then `faster_backward`: an open task: which messages hide? | 30 | ★★★ | 3 + 2 |
 #
-# Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
-# one thing at a time, and compares what it leaves with what a single process would have. At the first case that goes
-# wrong it asks you a question if it knows the idea behind it, and shows what was expected and what is there. Once
-# nothing is wrong, it tells you what your solution costs, beside the best possible. Nothing that you write can break
-# anything: a deadlock, an endless loop or a crash ends in a sentence and a line number. Run a check as often as you
-# like.
+# Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder one
+# thing at a time, and compares what it leaves with what a single process would have. At the first case that goes wrong
+# it asks you a question if it knows the idea behind it, and shows what was expected and what is there. Once nothing is
+# wrong, it tells you what your solution costs, beside the best possible. Nothing that you write can break anything: a
+# deadlock, an endless loop or a crash ends in a sentence and a line number. Run a check as often as you like. The 2
+# points beside those of an open task are for three sentences. No check can read them, so a person does.
 
 # %%
 import statistics
@@ -45,8 +45,8 @@ from lessons.L02_data_parallelism import checks
 #     minibatch    [ 0  1  2  3  4  5  6  7  8  9 ]
 #     shares       [ 0  1  2 ]  [ 3  4  5 ]  [ 6  7 ]  [ 8  9 ]
 #
-# A step is over when the slowest rank is done, so no share should be larger than it must. And none should be smaller:
-# a plain mean over ranks, as in the next part, is closest to the mean over samples when shares are as equal as can be.
+# A step is over when the slowest rank is done, so no share should be larger than it must. And none should be smaller: a
+# plain mean over ranks, as in the next part, is closest to the mean over samples when shares are as equal as can be.
 
 # %% nbgrader={"grade_id": "split_batch", "solution": true}
 def split_batch(batch, rank, world_size):
@@ -107,9 +107,9 @@ checks.split_batch(split_batch).points(2)
 # |---|---|---|
 # | the gradient of the whole minibatch, on every rank | 15 | ★★☆ |
 #
-# After its backward pass each rank holds the gradient of the mean loss over *its own* samples. What the optimizer
-# needs is the gradient of the mean over *all* samples, the same on every rank. With ten samples on four ranks the
-# shares differ in size, so think about how much each rank's gradient should count.
+# After its backward pass each rank holds the gradient of the mean loss over *its own* samples. What the optimizer needs
+# is the gradient of the mean over *all* samples, the same on every rank. With ten samples on four ranks the shares
+# differ in size, so think about how much each rank's gradient should count.
 #
 # `dist.all_reduce(tensor)` replaces a tensor on every rank by the sum over all ranks. All ranks have to call it.
 
@@ -181,12 +181,12 @@ averaging.idle
 # |---|---|---|
 # | what is inside `dist.all_reduce`, out of `send` and `recv` | 35 | ★★★ |
 #
-# If every rank sent its whole tensor to every other, the traffic would grow with each rank. Instead the ranks stand
-# in a ring. Each sends to its right neighbor and receives from its left one, and the tensor is cut into as many
-# chunks as there are ranks. There are two phases, of `world_size - 1` rounds each.
+# If every rank sent its whole tensor to every other, the traffic would grow with each rank. Instead the ranks stand in
+# a ring. Each sends to its right neighbor and receives from its left one, and the tensor is cut into as many chunks as
+# there are ranks. There are two phases, of `world_size - 1` rounds each.
 #
-# **Add up.** In every round each rank sends one chunk, and adds the chunk that arrives to its own. In the next round
-# it sends that sum on. With three ranks and chunks a, b and c (c2 is chunk c of rank 2):
+# **Add up.** In every round each rank sends one chunk, and adds the chunk that arrives to its own. In the next round it
+# sends that sum on. With three ranks and chunks a, b and c (c2 is chunk c of rank 2):
 #
 #     round 1    rank 0 sends a          rank 1 sends b          rank 2 sends c
 #                  has c2 + c0             has a0 + a1             has b1 + b2
@@ -401,8 +401,8 @@ buckets.idle
 # four ranks has one link. A message arrives 15 ms after its last byte has left, and the gradients of one layer take 20
 # ms to leave. An all-reduce goes around a ring, in six rounds: 90 ms, and 30 ms more for each layer in it. Use
 # collectives or messages by hand, one or the other, and no groups of your own: they would share a real link, and on
-# this clock they do not slow each other down. Three levels are on the scale: met, good, and as good as ours, which can
-# be beaten. First the step as it is:
+# this clock they do not slow each other down. Four levels are on the scale: met, good, as good as ours, and far better
+# than ours. First the step as it is:
 
 # %%
 def each_alone(model, loss):
@@ -468,8 +468,8 @@ def faster_backward(model, loss):
 # </details>
 # <details><summary>Hint 3: both ends</summary>
 #
-# With buckets of eight layers it leaves at 1,200 ms and ends at 1,530. With buckets of one, the network needs 120 ms
-# for each, and the backward pass 100. What lies in between?
+# A bucket of one layer keeps the network busy for 120 ms, and a layer computes for 100. So after three layers, how far
+# is the network behind? What changes with a bucket that is larger, and what does the last one then wait for?
 # </details>
 # <details><summary>Hint 4: under the all-reduce</summary>
 #
@@ -489,12 +489,12 @@ buckets_chosen = checks.faster_backward(faster_backward)
 buckets_chosen.points(3)
 
 # %% [markdown]
-# Your step, the one that was given, and ours, which has two layers in each all-reduce; no other buckets come below its
-# 1,350 ms. No step at all is faster than 1,245. The gradients of the last layer are there after 1,200. A sum over four
-# ranks makes each of them send one and a half times what it has, on average, which takes 30 ms, and the last byte needs
-# its latency. Who sends by hand, straight to all other ranks, comes to 1,275, with the last layer in two rounds to
-# 1,260, and if that is cut into 17 pieces to 1,246. Engines that answer users sum small tensors by hand, too, in one
-# shot (each sends to all) or in two (to the rank that adds up a part, and from there to all). PyTorch's
+# Your step, the one that was given, and ours, which has the best size of equal buckets: no other comes below its 1,350
+# ms. No step at all is faster than 1,245. The gradients of the last layer are there after 1,200. A sum over four ranks
+# makes each of them send one and a half times what it has, on average, which takes 30 ms, and the last byte needs its
+# latency. Who sends by hand, straight to all other ranks, comes to 1,275, with the last layer in two rounds to 1,260,
+# and if that is cut into 17 pieces to 1,246. Engines that answer users sum small tensors by hand, too, in one shot
+# (each sends to all) or in two (to the rank that adds up a part, and from there to all). PyTorch's
 # `DistributedDataParallel` leaves the size of its buckets to `bucket_cap_mb`, and makes the first one small, so that
 # messages begin early. The course's own is [`DataParallel`](../../course_lib/mechanisms/data_parallel.py).
 
@@ -515,8 +515,9 @@ def emulated_step(rank, layers_per_bucket):
 
 pace = Pace({"forward": 0.050, "backward": 0.100}, Link(0.015, 272 * 4 / 0.020))  # 272 numbers of 4 bytes in 20 ms
 for layers in 1, 2, 4, 8:
-    run = launch(emulated_step, 4, args=(layers,), pace=pace)
-    print(f"buckets of {layers}: predicted {ends(layers):,} ms, emulated {1000 * run.timeline.makespan:,.0f} ms")
+    emulated = 1000 * launch(emulated_step, 4, args=(layers,), pace=pace).timeline.makespan
+    verdict = "exactly" if round(emulated) == ends(layers) else "not yet: draw its two lines once more"
+    print(f"buckets of {layers}: predicted {ends(layers):,} ms, emulated {emulated:,.0f} ms, {verdict}")
 
 # %% [markdown]
 # And on your own computer? Two ranks, 16 layers with a megabyte of gradients each, and a real clock. *Predict:* which
@@ -558,8 +559,8 @@ for layers in 1, 4, 16:
 # ## Everything together
 #
 # `average_gradients` pays the latency of the link once for every parameter. Here all gradients travel as one message,
-# and they travel on your ring. The same check can look at this one too: compare its price and its idle time with
-# yours above.
+# and they travel on your ring. The same check can look at this one too: compare its price and its idle time with yours
+# above.
 
 
 # %%
@@ -582,8 +583,8 @@ together
 together.idle
 
 # %% [markdown]
-# Four ranks now train a small GPT to add two numbers. Each step has 30 problems, which four does not divide. Beside
-# it one process does the same with all 30. The sums are taken in another order, so the last digits may differ, and no
+# Four ranks now train a small GPT to add two numbers. Each step has 30 problems, which four does not divide. Beside it
+# one process does the same with all 30. The sums are taken in another order, so the last digits may differ, and no
 # more.
 
 

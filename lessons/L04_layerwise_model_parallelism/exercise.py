@@ -12,6 +12,7 @@
 # | 4 | `lighter_step`: an open task: half the memory, the same gradients | 15 | ★★☆ | 3 + 2 |
 #
 # Below each function stands its check. Nothing that you write can break anything, so run a check as often as you like.
+# The 2 points beside those of an open task are for three sentences. No check can read them, so a person does.
 
 # %%
 from itertools import combinations, pairwise
@@ -111,11 +112,31 @@ print(f"{comb(9, 3)} splits of 10 layers in 4 stages, {comb(95, 15):.0e} of 96 l
 
 # %% [markdown]
 # The course's [`split_layers`](../../course_lib/mechanisms/layerwise.py) remembers the best split of the layers from
-# each one on, so that it tries every stage only once. In PyTorch you say yourself where to cut, with the `split_spec`
-# of `torch.distributed.pipelining.pipeline`.
+# each one on, so that it tries every stage only once. `torch.distributed.pipelining.pipeline` takes the cuts from you,
+# as a `split_spec`, or from a function of yours, as a `split_policy`. PyTorch has no such function that looks at costs.
 
 # %%
 cut.idle
+
+# %% [markdown]
+# And a real model? Llama 3 405B was trained with 126 layers on 16 stages. Why not 128 layers, eight on each? A layer
+# has 3.19 billion parameters, the embedding in front and the head at the end 2.10 billion each. *Predict:* by how much
+# does the most expensive stage exceed eight layers, with 128 layers and with 126?
+
+# %%
+from course_lib.mechanisms import layerwise
+
+layer, end = 3.19, 2.10  # billion parameters
+for layers in 128, 126:
+    costs = [end, *[layer] * layers, end]
+    held = [sum(costs[i] for i in stage) for stage in layerwise.split_layers(len(costs), 16, costs)]
+    print(f"{layers} layers: the first stage holds {held[0]:.1f} billion, the second {held[1]:.1f}, "
+          f"the last {held[-1]:.1f}; the largest is {max(held) / (8 * layer) - 1:.1%} more than eight layers")
+
+# %% [markdown]
+# Two layers fewer are 1.6% of the model, and the most expensive stage becomes 8% cheaper. So its authors left out one
+# layer on the first stage and one on the last (Llama Team 2024, section 3.3.2). In time it holds for the last stage
+# alone: a head multiplies by all of its parameters, and an embedding only looks rows up.
 
 # %% [markdown]
 # ## 2. A step over ranks
@@ -324,8 +345,8 @@ print("four ranks:", total([range(i, i + 1) for i in range(4)]))
 #
 # On a minibatch of 64 samples, `forward_and_backward` holds the activations of all of them at once. Change whatever you
 # like, as long as loss and gradients stay exact: the bytes of extra memory of the rank that holds most are counted,
-# gradients included. Time is free here. Three levels are on the scale: met, good, and as good as ours, which can be
-# beaten. The step as it is:
+# gradients included. Time is free here. Four levels are on the scale: met, good, as good as ours, and far better than
+# ours. The step as it is:
 
 # %%
 checks.lighter_step(forward_and_backward)
@@ -368,9 +389,9 @@ def lighter_step(stage, inputs, targets, loss_fn, width):
 # </details>
 # <details><summary>Hint 4: below one sample</summary>
 #
-# One sample at a time comes to 1,120 bytes, and the gradients are 640 of them. Time is free: which of the other tensors
-# could you compute again, when their layer goes back? And what does autograd make beside `.grad`, before it is added?
-# `tensor.addmm_(a, b)` adds a product in place.
+# With one sample at a time, which tensors are left, and how many bytes has each? The stage has four layers, from 4
+# numbers to 4, in 64 bits, and their gradients alone take 640 bytes. Part 5 of exercise 03 does without some of the
+# others. And where does a gradient stand before it has been added to `.grad`?
 # </details>
 
 # %% nbgrader={"grade_id": "check_lighter_step", "grade": true, "locked": true, "points": 3}

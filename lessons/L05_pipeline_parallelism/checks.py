@@ -234,7 +234,7 @@ halves = "[len(inputs) // 2, len(inputs) - len(inputs) // 2]"
 ends = "[round(len(inputs) * end / 24) for end in (0, 3, 9, 17, 22, 24)]"
 unequal = f"[size for size in torch.tensor({ends}).diff().tolist() if size]"
 best = changed(in_halves, "best", '"gpipe"', '"1f1b"', halves, unequal)
-levels = Budget("emulated milliseconds", 240, 215, best)
+levels = Budget("emulated milliseconds", 220, 200, best)
 pace = Pace({"forward": 0.001, "backward": 0.002}, Link(0.001))
 uneven = partial(Exercise, pace=pace, budget=levels, rule=miscounted)
 price = _uneven(4, 24, 0, "24 samples, and a fourth stage")

@@ -13,12 +13,16 @@
 # | 5 | `faster_block`: an open task: fewer sums over a slow link | 15 | ★★☆ | 3 + 2 |
 # | 6 | `all_reduce_ms` on paper: a layer of a real GPT | 10 | ★☆☆ | |
 #
-# Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
-# one thing at a time, and compares what it leaves with what one process with the whole matrices would have. Once
-# nothing is wrong, it tells you what your solution costs, beside the best possible. Nothing that you write can break
-# anything. Run a check as often as you like.
+# Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder one
+# thing at a time, and compares what it leaves with what one process with the whole matrices would have. Once nothing is
+# wrong, it tells you what your solution costs, beside the best possible. Nothing that you write can break anything. Run
+# a check as often as you like. The 2 points beside those of an open task are for three sentences. No check can read
+# them, so a person does.
 
 # %%
+from dataclasses import replace
+from math import isclose
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -39,8 +43,8 @@ from lessons.L06_tensor_parallelism import checks
 # |---|---|---|
 # | a linear layer with some of its outputs on each rank, forward and backward | 15 | ★★☆ |
 #
-# Every rank holds all of x, and some of the layer's outputs. (They are columns in the formula $y = xA$. PyTorch
-# stores the weight as [outputs, inputs], so there they are rows of `weight`.)
+# Every rank holds all of x, and some of the layer's outputs. (They are columns in the formula $y = xA$. PyTorch stores
+# the weight as [outputs, inputs], so there they are rows of `weight`.)
 #
 #     rank 0    x ----- weight_0 ---->  y_0        forward: nothing has to travel
 #     rank 1    x ----- weight_1 ---->  y_1
@@ -48,10 +52,10 @@ from lessons.L06_tensor_parallelism import checks
 #     rank 0    dx? <-- weight_0 -----  dy_0       backward: what does each rank find out about x,
 #     rank 1    dx? <-- weight_1 -----  dy_1                 and what is missing?
 #
-# PyTorch finds the gradients on the way back, but it does not know of other ranks. So you need a place where one
-# thing happens forward, and another one backward. `conjugate(x, forward, backward)` is such a place: it returns
-# `forward(x)`, and when the gradient comes back, `backward(gradient)` goes on to x. For example, this outputs x as it
-# is, and doubles the gradient:
+# PyTorch finds the gradients on the way back, but it does not know of other ranks. So you need a place where one thing
+# happens forward, and another one backward. `conjugate(x, forward, backward)` is such a place: it returns `forward(x)`,
+# and when the gradient comes back, `backward(gradient)` goes on to x. For example, this outputs x as it is, and doubles
+# the gradient:
 
 # %%
 x = torch.ones(3, requires_grad=True)
@@ -387,8 +391,8 @@ checks.cross_entropy(cross_entropy).points(4)
 # right, and the link is slow: on each of four ranks a whole x takes 82 ms to leave, and arrives 2 ms later. An
 # all-reduce takes 135 ms, in six rounds of a ring. Change whatever you like, as long as the result and the gradients
 # stay exact: the emulated clock counts. Use collectives or messages by hand, one or the other, and no groups of your
-# own: on this clock they do not slow each other down, and on a real link they do. Three levels are on the scale: met,
-# good, and as good as ours, which can be beaten. The block as it is:
+# own: on this clock they do not slow each other down, and on a real link they do. Four levels are on the scale: met,
+# good, as good as ours, and far better than ours. The block as it is:
 
 # %%
 def all_reduced(tensor):
@@ -437,9 +441,8 @@ def faster_block(x, first, second):
 # </details>
 # <details><summary>Hint 4: under the all-reduce</summary>
 #
-# In six rounds, a number waits for six latencies. A part of x only has to come to the rank that adds it up, and the sum
-# has to come back. With two ranks and the numbers 1, 2 and 10, 20: rank 0 sends 2 and gets 10, then it sends 11 and
-# gets 22.
+# Four ranks, and a part of x that rank 2 adds up. How many steps of a ring does the part of rank 3 need to get there,
+# and how many would it need at least? What does each step cost, beside the bytes, and do the bytes become more?
 # </details>
 
 # %% nbgrader={"grade_id": "check_faster_block", "grade": true, "locked": true, "points": 3}
@@ -508,7 +511,8 @@ my_shares = {"NVLink 4": 0.5, "InfiniBand NDR": 0.5}  # put your prediction here
 # %% [markdown]
 # The planner has a catalogue of devices and links. A layer's matrices have $12h^2$ parameters, so its products take
 # $24h^2$ FLOPs for each token forward. (The products of queries and keys are a few percent more, and left out here.)
-# Beside your function stands the planner's, which also counts latencies:
+# Beside your function stands the planner's, which also counts latencies and the start of the operation, and its bytes
+# alone:
 
 # %%
 cluster, tokens, hidden = Cluster("H100-80GB", between="InfiniBand NDR"), 2048, 12_288
@@ -519,8 +523,10 @@ for link in cluster.inside_link, cluster.between_link:
     mine = all_reduce_ms(tokens, hidden, 8, link.achieved)
     sends = 1000 * ring_seconds("all_reduce", 2 * tokens * hidden, 8, link)
     share = 2 * sends / (2 * sends + computes)
-    print(f"{link.name:14}: an all-reduce takes {sends:.2f} ms, yours {mine:.2f}; two of them are {share:.0%} "
-          f"of the way forward, predicted {my_shares[link.name]:.0%}")
+    without = 1000 * ring_seconds("all_reduce", 2 * tokens * hidden, 8, replace(link, latency=0.0, launch=0.0))
+    verdict = "exactly" if isclose(mine, without, rel_tol=1e-9) else "not yet"
+    print(f"{link.name:14}: an all-reduce takes {sends:.2f} ms, its bytes alone {without:.3f}, yours {mine:.3f}: "
+          f"{verdict}; two of them are {share:.0%} of the way forward, predicted {my_shares[link.name]:.0%}")
 
 # %% [markdown]
 # Inside a node about a third of the way forward is messages, and across nodes nearly four fifths. Little of it can

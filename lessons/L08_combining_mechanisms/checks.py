@@ -177,7 +177,9 @@ def samples(replica: int, seed: int) -> Iterator[Tensor]:
     return (_random((2, 3), seed, i, 1 + replica) for i in range(2))
 
 
-def _arisen(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], list[Axes], Sizes]:
+def _arisen(
+    sizes: Sizes, seed: int, frozen: bool, rank: int, has_early: bool = True
+) -> tuple[list[Any], list[Axes], Sizes]:
     """A rank's gradients after backward: partial sums, over stages and tensor ranks (scale) or over stages (bias)."""
     _, pp, tp = sizes
     d, p, t = (members.index(rank) for members in grouped(rank, *sizes).values())
@@ -195,7 +197,8 @@ def _arisen(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any]
     with compute("backward"):
         gradients: list[Any] = [*torch.autograd.grad((x - y).square().mean(), [*own, biases[p]])]
     gradients[1:2] = [None] if frozen else gradients[1:2]
-    return gradients, [(), (), ("pp", "tp"), ("pp",)], sizes
+    first = 0 if has_early else 2
+    return gradients[first:], [(), (), ("pp", "tp"), ("pp",)][first:], sizes
 
 
 def _play_step(fn: Any, gradients: list[Any], added_on: list[Axes], sizes: Sizes) -> None:
@@ -212,30 +215,26 @@ complete_gradients = Exercise("complete_gradients", completed, _play_step, cases
 # On two links
 
 
-def in_turn(gradients: list[Any], added_on: list[Axes], groups: dict[str, Any]) -> None:
-    for axis in ("dp", "tp", "pp"):
-        for gradient, axes in zip(gradients, added_on, strict=True):
-            if gradient is not None and (axis in axes or axis == "dp"):
-                dist.all_reduce(gradient, group=groups[axis])
-                gradient *= 1 if axis != "dp" else 1 / dist.get_world_size(groups["dp"])
-
-
 def at_once(gradients: list[Any], added_on: list[Axes], groups: dict[str, Any]) -> None:
-    early = [one for one, axes in zip(gradients, added_on, strict=True) if one is not None and not axes]
-    message = torch.cat([one.flatten() for one in early])
-    handle = dist.all_reduce(message, group=groups["dp"], async_op=True)
-    completed([one for one, a in zip(gradients, added_on, strict=True) if a], [a for a in added_on if a], groups)
-    handle.wait()
-    for one, mean in zip(early, message.split([one.numel() for one in early]), strict=True):
-        one.copy_(mean.view_as(one) / dist.get_world_size(groups["dp"]))
+    known = [(one, axes) for one, axes in zip(gradients, added_on, strict=True) if one is not None]
+    early = [one for one, axes in known if not axes]
+    if early:
+        message = torch.cat([one.flatten() for one in early])
+        handle = dist.all_reduce(message, group=groups["dp"], async_op=True)
+    completed([one for one, axes in known if axes], [axes for _, axes in known if axes], groups)
+    if early:
+        handle.wait()
+        for one, mean in zip(early, message.split([one.numel() for one in early]), strict=True):
+            one.copy_(mean.view_as(one) / dist.get_world_size(groups["dp"]))
 
 
 def _few_meshes(seed: int) -> list[Case]:
-    return _on_meshes(_arisen, seed)[6:]
+    late = _on_mesh(partial(_arisen, has_early=False), (2, 1, 2), seed, "every gradient is a partial sum")
+    return [*_on_meshes(_arisen, seed)[6:], late]
 
 
-price, slow = _on_mesh(_arisen, (2, 2, 2)), Link(0.003, 5e4)
-levels = Budget("emulated milliseconds", 72, 61.5, at_once)
+price, slow = _on_mesh(_arisen, (2, 2, 2)), Link(0.004, 2.5e4)
+levels = Budget("emulated milliseconds", 76, 71, at_once, 60)
 on_nodes = partial(Exercise, rounding=1e-12, budget=levels, breach=partial(on_one_link, n_groups=3))
-pace = Pace(PACE.device, Link(0.002, 1e5), slow, 4)
-faster_completion = on_nodes("faster_completion", in_turn, _play_step, _few_meshes, price, pace)
+pace = Pace(PACE.device, Link(0.004, 1e5), slow, 4)
+faster_completion = on_nodes("faster_completion", completed, _play_step, _few_meshes, price, pace)

@@ -178,9 +178,8 @@ def _how_it_ended(error: RunError) -> tuple:
 
 def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict:
     """The verdict on a solution of an open task: its level, and its timeline beside those of others."""
-    what, met, good, program, far = budget
-    case = exercise.price_case
-    given, best = exercise.run_right(case), exercise.run([program], case)
+    what, met, good, _, far = budget
+    given, best = exercise.run_right(exercise.price_case), exercise.run_ours(budget)
     yours, at_first, least = map(AMOUNTS[what], (run, given, best))
     level, share = [*LEVELS.items()][bisect_left((far, least, good, met), yours / (1 + 1e-9))]
     level = "better than ours" if far < yours < least * (1 - 1e-9) else level

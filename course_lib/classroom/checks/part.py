@@ -164,6 +164,10 @@ class Part:
         return self.run([self.right], case)
 
     @functools.cache  # noqa: B019
+    def run_ours(self, budget: Budget) -> Run:
+        return self.run([budget.ours], self.price_case)
+
+    @functools.cache  # noqa: B019
     def run_mistakes(self, case: Case) -> dict[Mistake, list[Observed]]:
         """The results, by rank, of all mistakes whose runs do not fail."""
         mistakes = [mistake for mistake in self.mistakes if not mistake.fails]
