@@ -343,8 +343,7 @@ def _play_training(fn: Any, weights: list[Tensor], gradients: list[Tensor], draw
         """Write gradients, in place; their second halves depend on the first halves of the weights."""
         assert left, "backward() is called more often than there are steps"
         for weight, gradient, new in zip(weights, gradients, left.pop(0), strict=True):
-            half = weight.numel() // 2
-            gradient.copy_(new).view(-1)[-half:].add_(weight.view(-1)[:half])
+            gradient.copy_(new).view(-1)[-(new.numel() // 2) :].add_(weight.view(-1)[: new.numel() // 2])
 
     fn([*weights], [*gradients], backward, len(drawn), lr)
 

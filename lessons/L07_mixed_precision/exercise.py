@@ -597,7 +597,7 @@ ways = (
 for (name, way), predicted in zip(ways, held([250, 10] * 4, ranks=4), strict=True):
     with Watch() as watch:
         kept = way()
-    verdict = "exactly" if watch.peak == predicted else "not yet: what is there besides, or no more?"
+    verdict = "exactly" if watch.peak == predicted else "not yet: go through its lines once more"
     print(f"{name}: predicted {predicted:,} bytes, measured {watch.peak:,}, {verdict}")
 
 # %% [markdown]
@@ -611,7 +611,7 @@ checks.lighter_update(with_whole_masters)
 def lighter_update(weights, gradients, backward, steps, lr):
     """Train with master weights, in as few bytes of extra memory as you can.
 
-    weights: a list of bfloat16 tensors of any shape, the same on all ranks.
+    weights: a list of bfloat16 tensors, matrices and vectors, the same on all ranks.
     gradients: a list of bfloat16 tensors, one for each weight. Only backward() writes into
         them.
     backward: backward() computes the gradients for the weights as they are, and writes

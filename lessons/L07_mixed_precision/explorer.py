@@ -165,8 +165,7 @@ def _progress(training: OngoingTraining, in_32_bits: OngoingTraining) -> str:
     if training.is_broken:
         return f"After {counted(steps - 1, 'step')} the loss is not a number, and nothing is left."
     text = f"Step {steps} of {STEPS}, measured: loss {number(loss_at_end(training.losses))}"
-    if training.skipped:
-        text += f", {counted(training.skipped, 'step')} skipped because of an overflow"
+    text += f", {counted(training.skipped, 'step')} skipped because of an overflow" * bool(training.skipped)
     reference = in_32_bits.losses[:steps]
     text += f"; float32 {number(loss_at_end(reference))}."
     if steps == PIECE:  # too early to tell

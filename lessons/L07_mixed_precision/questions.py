@@ -241,10 +241,9 @@ def _two_faults() -> Outcome:
     idle = [whole.idle_fraction(), cut.idle_fraction()]
     is_better = all(map(math.isclose, idle, [1 - 1 / FEW.devices, FEW.least_idle]))
     is_rescued = rounded < 0.2 < 0.9 < master
-    right = is_better and is_rescued and off[0] > 100 * off[1]
     found = {"is_better": is_better, "is_rescued": is_rescued, "idle": idle, "moved": (rounded, master), "off": off}
     picture = gantt(cut, whole, title="In 16 micro-batches, and below it the whole batch")
-    return Outcome(None, found=found, shown=right, pictures=(picture,))
+    return Outcome(None, found=found, shown=is_better and is_rescued and off[0] > 100 * off[1], pictures=(picture,))
 
 
 # Optimizing language-model training efficiency
