@@ -4,6 +4,7 @@ update_scale(gradients, scale, good_steps, interval)       the ranks that skip, 
 master_step(weights, masters, gradients, optimizer)        updates so small that 16 bits round them away
 sum_gradients(micro_batches)                               long sums and large ones, sent in 16 bits
 unscale_and_clip(gradients, scale, max_norm)               the norm of gradients on all ranks
+lighter_update(weights, gradients, backward, steps, lr)    master weights in as few bytes as possible
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from course_lib.classroom.checks.evidence import is_same
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Observed, Values, result
+from course_lib.classroom.checks.part import Budget, Case, Observed, Values, normal, result
 from course_lib.classroom.checks.tables import as_number
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -86,6 +87,8 @@ update_scale = Exercise("update_scale", adapted, _play_steps, _steps_cases, _ste
 
 # Master weights
 
+WIDE = "in 32 bits"
+
 
 @torch.no_grad()
 def updated(weights: list[Tensor], masters: list[Any], gradients: list[Any], optimizer: Any) -> None:
@@ -96,38 +99,29 @@ def updated(weights: list[Tensor], masters: list[Any], gradients: list[Any], opt
         weight.copy_(master)
 
 
-def _updates(
-    n: int, dtype: torch.dtype, steps: int, lr: float, new: str = "", is_missing: bool = False, wide: bool = False
-) -> Case:
+def _updates(n: int, dtype: torch.dtype, steps: int, lr: float, new: str = "", gradients: str = "") -> Case:
     """A case of several updates. lr: the learning rate, in units of the dtype's last digit."""
-    text = f"{n} ranks, weights in {str(dtype)[6:]}, {steps} steps" + ", gradients missing" * is_missing
-    text += ", gradients in 32 bits" * wide
-    lr *= torch.finfo(dtype).eps
-    return Case(text, n, partial(_updates_arguments, dtype, steps, lr, is_missing, wide), new)
+    text = f"{n} ranks, weights in {str(dtype)[6:]}, {steps} steps" + f", gradients {gradients}" * bool(gradients)
+    return Case(text, n, partial(_updates_arguments, dtype, steps, lr * torch.finfo(dtype).eps, gradients), new)
 
 
-def _updates_arguments(
-    dtype: torch.dtype, steps: int, lr: float, is_missing: bool, wide: bool, rank: int
-) -> tuple[Any, ...]:
+def _updates_arguments(dtype: torch.dtype, steps: int, lr: float, are: str, rank: int) -> tuple[Any, ...]:
     """Weights and gradients that differ between ranks, and the learning rate."""
     seeds = [10 * rank + 100 * step for step in range(steps + 1)]
     weights, *gradients = ([_random(3 + i, seed + i) for i in range(3)] for seed in seeds)
     weights = [one.to(dtype) for one in weights]
-    of_all: list[list[Any]] = [[one if wide else one.to(dtype) for one in of_step] for of_step in gradients]
-    for of_step in of_all[1::2] if is_missing else []:
+    of_all: list[list[Any]] = [[one if are == WIDE else one.to(dtype) for one in of_step] for of_step in gradients]
+    for of_step in of_all[1::2] if are == "missing" else []:
         of_step[1] = None
     return weights, of_all, lr
 
 
 def _updates_cases(seed: int) -> list[Case]:
-    many, missing = (
-        "many small updates",
-        "several large updates; a weight without a gradient (None), as of an unused layer",
-    )
+    missing = "several large updates; a weight without a gradient (None), as of an unused layer"
     bf16, fp16, s = torch.bfloat16, torch.float16, seed
-    two = [_updates(2, bf16, 2 + s, 4), _updates(2, bf16, 8 + s, 0.1, many), _updates(2, fp16, 8 + s, 0.1)]
-    wide = _updates(4, fp16, 2, 1e3, "gradients of 32 bits", wide=True)
-    return [*two, _updates(3, fp16, 6 + s, 4, missing, True), wide, _updates(4, bf16, 8 + s, 0.1)]
+    two = [_updates(2, bf16, 2 + s, 4), _updates(2, bf16, 8 + s, 0.1, "many small updates")]
+    more = [_updates(2, fp16, 8 + s, 0.1), _updates(3, fp16, 6 + s, 4, missing, "missing")]
+    return [*two, *more, _updates(4, fp16, 2, 1e3, "gradients of 32 bits", WIDE), _updates(4, bf16, 8 + s, 0.1)]
 
 
 def _play_updates(fn: Any, weights: list[Tensor], gradients: list[list[Any]], lr: float) -> dict[str, Any]:
@@ -283,15 +277,77 @@ def _norms_said(observed: list[Observed]) -> str:
     return f"Without the scale, the gradients of all ranks together have a norm of {norm:.3g}. {as_if}"
 
 
-price, off = _norms(4, "a large norm", 1), 1e-5  # PyTorch adds 1e-6 to the norm
-unscale_and_clip = Exercise(
-    "unscale_and_clip",
-    clipped,
-    _play_norms,
-    _norms_cases,
-    price,
-    PACE,
-    rounding=off,
-    compared=_view_norms,
-    rule=_norms_said,
-)
+price = _norms(4, "a large norm", 1)
+of_norms = partial(Exercise, rounding=1e-5, compared=_view_norms, rule=_norms_said)  # PyTorch adds 1e-6 to the norm
+unscale_and_clip = of_norms("unscale_and_clip", clipped, _play_norms, _norms_cases, price, PACE)
+
+
+# Masters in little memory
+
+
+def upper_half(master: Tensor) -> Tensor:
+    """The upper 16 bits of each float32 number, as a view."""
+    return master.view(torch.bfloat16)[..., 1::2]
+
+
+def whole_masters(weights: list[Tensor], gradients: list[Tensor], backward: Any, steps: int, lr: float) -> None:
+    masters = [weight.float() for weight in weights]
+    for _ in range(steps):
+        backward()
+        wide = [gradient.float() for gradient in gradients]
+        updates = [lr * gradient for gradient in wide]
+        masters = [master - update for master, update in zip(masters, updates, strict=True)]
+        for weight, master in zip(weights, masters, strict=True):
+            weight.copy_(upper_half(master))
+
+
+def lower_halves(weights: list[Tensor], gradients: list[Tensor], backward: Any, steps: int, lr: float) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    shards = [weight.view(-1).tensor_split(n) for weight in weights]
+    lower = [torch.zeros_like(of_ranks[rank], dtype=torch.int16) for of_ranks in shards]
+    for _ in range(steps):
+        backward()
+        for of_ranks, gradient, low in zip(shards, gradients, lower, strict=True):
+            master = torch.stack([low, of_ranks[rank].view(torch.int16)], -1).view(torch.float32).flatten()
+            master.sub_(gradient.view(-1).tensor_split(n)[rank], alpha=lr)
+            low.copy_(master.view(torch.int16)[::2])
+            of_ranks[rank].copy_(upper_half(master))
+            del master  # before the next one is made
+            for other, shard in enumerate(of_ranks):
+                dist.broadcast(shard, other)
+
+
+def _training(n: int, layers: int, rows: int, columns: int, steps: int, seed: int = 0, new: str = "") -> Case:
+    text = f"{n} ranks, {2 * layers} weights of {rows * columns} and {columns} numbers, {steps} step{'s' * (steps > 1)}"
+    return Case(text, n, partial(_training_arguments, layers, rows, columns, steps, seed), new)
+
+
+def _training_arguments(layers: int, rows: int, columns: int, steps: int, seed: int, rank: int) -> tuple[Any, ...]:
+    """The same on all ranks: weights, room for gradients, and what each step adds to its gradients."""
+    draw, shapes = normal(seed), [(rows, columns), (columns,)] * layers
+    weights, gradients, *drawn = ([draw(*shape).bfloat16() for shape in shapes] for _ in range(2 + steps))
+    return weights, gradients, drawn, 2.0**-9
+
+
+def _training_cases(seed: int) -> list[Case]:
+    uneven, few = "numbers of weights that the ranks do not divide", "weights with fewer numbers than there are ranks"
+    two = [_training(2, 1, 3, 4, steps, seed, "more steps" * (steps > 1)) for steps in (1, 12 + seed)]
+    return [*two, _training(3, 2, 5, 4, 12, seed, uneven), _training(4, 2, 5, 3, 12, seed, few)]
+
+
+def _play_training(fn: Any, weights: list[Tensor], gradients: list[Tensor], drawn: list[Any], lr: float) -> None:
+    left = [*drawn]
+
+    @compute("backward")
+    def backward() -> None:
+        """Write gradients, in place; their second halves depend on the first halves of the weights."""
+        assert left, "backward() is called more often than there are steps"
+        for weight, gradient, new in zip(weights, gradients, left.pop(0), strict=True):
+            gradient.copy_(new).view(-1)[-(new.numel() // 2) :].add_(weight.view(-1)[: new.numel() // 2])
+
+    fn([*weights], [*gradients], backward, len(drawn), lr)
+
+
+price = _training(4, 4, 25, 10, 8, new="more and larger weights")
+levels = Budget("bytes of extra memory", 6_240, 2_400, lower_halves, 600)
+lighter_update = Exercise("lighter_update", whole_masters, _play_training, _training_cases, price, PACE, budget=levels)

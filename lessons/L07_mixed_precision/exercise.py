@@ -2,7 +2,8 @@
 # # Mixed precision, by hand
 #
 # Compute and send in 16 bits, add up and remember in 32. Four functions make that safe. Here you write them, and they
-# run on real processes. A fifth one predicts what a loss scale does, before you run it.
+# run on real processes. A fifth one predicts what a loss scale does, before you run it. And a sixth one trains with
+# master weights in as few bytes as you can.
 #
 # | | you build | minutes | difficulty | points |
 # |---|---|---|---|---|
@@ -11,14 +12,15 @@
 # | 3 | `sum_gradients`: long sums and large ones, sent in 16 bits | 20 | ★★☆ | 3 |
 # | 4 | `unscale_and_clip`: the norm over all ranks | 20 | ★★☆ | 3 |
 # | 5 | `shares_lost`: a loss scale, first on paper and then run | 25 | ★★☆ | |
+# | 6 | `held` on paper, then `lighter_update`: an open task: masters in less memory | 40 | ★★★ | 3 |
 # | | three sentences at the end: what is rounded, and what bfloat16 would change | 5 | ★★☆ | 2 |
 #
-# Below each of the first four stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become
-# harder one thing at a time. Once nothing is wrong, it tells you what your solution costs, beside the best possible.
-# Nothing that you write can break anything. Run a check as often as you like.
+# Below each of them but the fifth stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that
+# become harder one thing at a time. Once nothing is wrong, it tells you what your solution costs, beside the best
+# possible. Nothing that you write can break anything. Run a check as often as you like.
 #
 # Nearly all of it is for **float16**. It has three digits, and a narrow range: above 65504 there is only `inf`, and
-# what is below $2^{-25}$ becomes zero.
+# what is below $2^{-25}$ becomes zero. Part 6 is for bfloat16.
 
 # %%
 import torch
@@ -27,6 +29,7 @@ from torch import nn
 
 from course_lib import launch
 from course_lib.data import answer_loss, minibatches, train_test_split
+from course_lib.instruments.watch import Watch
 from course_lib.model import GPTConfig, TinyGPT
 from lessons.L07_mixed_precision import checks
 
@@ -516,6 +519,193 @@ for dtype, power in (torch.float16, 20), (torch.bfloat16, 0), (torch.bfloat16, 4
 # Their object detector needed 8, for the gradients of its activations. And this model? Divided by its own tokens alone,
 # its loss would be $2^{16}$ times as large. So look at the line of $2^{16}$ in your table: that is this model with no
 # loss scale at all. `torch.amp.GradScaler` begins at $2^{16}$, too, and tries from there.
+
+# %% [markdown]
+# ## 6. An open task: masters in less memory
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | the bytes of masters, on paper, and a training that holds as few of them as you can | 40 | ★★★ |
+#
+# Now the weights are in **bfloat16**, and their masters in float32. All ranks have the same weights. They also get the
+# same gradients, the mean over all ranks. A bfloat16 number has the first 16 bits of a float32 number: the sign, the
+# exponent and the first digits. Usual code rounds a master to such a number. Here a master is *cut off*: the weight is
+# the upper 16 of its 32 bits. (In memory, the lower half of a number comes first.)
+
+# %%
+def upper_half(master):
+    """The upper 16 bits of each float32 number, as a view. It has no memory of its own."""
+    return master.view(torch.bfloat16)[..., 1::2]
+
+
+pi = torch.tensor([3.1415927])
+weight = upper_half(pi)
+print(f"master {pi.item():.7f}, bits {pi.view(torch.int32).item():08x}")
+print(f"weight {weight.item():.7f}, bits {weight.view(torch.int16).item():04x}")
+
+# %% [markdown]
+# Below stands a training that is right and heavy. Change whatever you like, as long as the weights keep every bit: what
+# counts is the bytes of extra memory, at the moment when there are most, on the rank that holds most. The weights and
+# gradients that are given do not count. Time and messages are free.
+
+# %%
+def with_whole_masters(weights, gradients, backward, steps, lr):
+    masters = [weight.float() for weight in weights]
+    for _ in range(steps):
+        backward()
+        wide = [gradient.float() for gradient in gradients]
+        updates = [lr * gradient for gradient in wide]
+        masters = [master - update for master, update in zip(masters, updates, strict=True)]
+        for weight, master in zip(weights, masters, strict=True):
+            weight.copy_(upper_half(master))
+
+# %% [markdown]
+# **First on paper.** Four ranks train four matrices of 25 x 10 numbers and four vectors of 10. How many bytes does this
+# training hold at most? Go through it line by line, and ask which lists are there at the same time. A name holds a list
+# until it stands for another one. Then two other ways to do it, which you do not have to write yet:
+#
+# | | float32 numbers for each number | of which numbers |
+# |---|---|---|
+# | the training as it is | ? | all |
+# | one master for each number, and nothing else | 1 | all |
+# | the same in shards, each weight cut by `tensor_split` | 1 | those of the rank that has most |
+
+# %% nbgrader={"grade_id": "held", "solution": true}
+def held(sizes, ranks):
+    """The most bytes of extra memory on the rank that holds most, in the three ways of the table.
+
+    sizes: how many numbers each weight has, a list.
+    Returns three numbers, one for each line of the table.
+    """
+    ### BEGIN SOLUTION
+    whole = 4 * sum(sizes)
+    shard = 4 * sum(-(-size // ranks) for size in sizes)  # rank 0 has the longest piece of each
+    return 4 * whole, whole, shard  # the masters before and after, the wide gradients and the updates
+    ### END SOLUTION
+
+
+# %% [markdown]
+# Is it so? `Watch` is what counts bytes in the checks. Here it watches one process that does what rank 0 does:
+
+# %%
+weights, gradients = ([torch.ones(size).bfloat16() for size in [250, 10] * 4] for _ in range(2))
+ways = (
+    ("as it is", lambda: with_whole_masters(weights, gradients, lambda: None, 2, 0.5)),
+    ("one master for each number", lambda: [weight.float() for weight in weights]),
+    ("the same in shards", lambda: [weight.tensor_split(4)[0].float() for weight in weights]),
+)
+for (name, way), predicted in zip(ways, held([250, 10] * 4, ranks=4), strict=True):
+    with Watch() as watch:
+        kept = way()
+    verdict = "exactly" if watch.peak == predicted else "not yet: go through its lines once more"
+    print(f"{name}: predicted {predicted:,} bytes, measured {watch.peak:,}, {verdict}")
+
+# %% [markdown]
+# **Then build it.** Four levels are on the scale: met, good, as good as ours, and far better than ours. The training as
+# it is:
+
+# %%
+checks.lighter_update(with_whole_masters)
+
+# %% nbgrader={"grade_id": "lighter_update", "solution": true}
+def lighter_update(weights, gradients, backward, steps, lr):
+    """Train with master weights, in as few bytes of extra memory as you can.
+
+    weights: a list of bfloat16 tensors, matrices and vectors, the same on all ranks.
+    gradients: a list of bfloat16 tensors, one for each weight. Only backward() writes into
+        them.
+    backward: backward() computes the gradients for the weights as they are, and writes
+        them into `gradients`. It takes no extra memory. Call it once in each step. Ranks
+        with the same weights get the same gradients.
+    steps: how many steps to train.
+    lr: the learning rate, a power of two, so that lr * gradient is exact in float32.
+
+    A master begins as its weight, in float32. In each step, lr * gradient is taken from it,
+    in float32. Then, on all ranks, the weight is the upper half of its master, in the memory
+    that the weight had before. What you keep, you keep in tensors: only they are counted.
+    """
+    ### BEGIN SOLUTION
+    rank, n = dist.get_rank(), dist.get_world_size()
+    shards = [weight.view(-1).tensor_split(n) for weight in weights]
+    lower = [torch.zeros_like(of_ranks[rank], dtype=torch.int16) for of_ranks in shards]
+    for _ in range(steps):
+        backward()
+        for of_ranks, gradient, low in zip(shards, gradients, lower, strict=True):
+            upper = of_ranks[rank]
+            master = torch.stack([low, upper.view(torch.int16)], -1).view(torch.float32).flatten()
+            master.sub_(gradient.view(-1).tensor_split(n)[rank], alpha=lr)
+            low.copy_(master.view(torch.int16)[::2])
+            upper.copy_(upper_half(master))
+            del master  # before the next one is made
+            for other, shard in enumerate(of_ranks):
+                dist.broadcast(shard, other)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: what is held?</summary>
+#
+# In the line that makes the new masters, four lists are there. Which of them does nobody read any more after this line?
+# And which number of which list do you need to update a single number of a weight?
+# </details>
+# <details><summary>Hint 2: in place</summary>
+#
+# `a` is `torch.ones(1000)`, and `b` is in bfloat16. How many new tensors does `a = a - 0.5 * b.float()` make, and how
+# many does `a.sub_(b, alpha=0.5)`? Try it with a = 1 and b = 3. Which dtype has the result, and was a wide `b` needed?
+# </details>
+# <details><summary>Hint 3: who keeps what?</summary>
+#
+# All four ranks compute the same new masters. What does a rank need to know of a weight before the next `backward()`,
+# and in how many bits? With seven numbers on two ranks, `tensor_split` makes views of four and three. What becomes of
+# the whole tensor, if a message is received into such a view?
+# </details>
+# <details><summary>Hint 4: what does nobody know yet?</summary>
+#
+# The master of the weight 4049 may be 40490000 or 40490fdb. Which bits do you have to keep, beside the weight, to tell
+# the two apart? `torch.tensor([3, 2], dtype=torch.int16).view(torch.int32)` is 131075, in hex 00020003. But as int16,
+# the bits ffff are -1. What is 00020000 with -1 added to it, and which number did you want?
+# </details>
+# <details><summary>Hint 5: how much at a time?</summary>
+#
+# To take something from a master, it has to be there for a moment, with all its bits. Does that have to be the same
+# moment for all numbers of your shard? And what does a name from the last round of your loop still hold?
+# </details>
+
+# %% nbgrader={"grade_id": "check_lighter_update", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L07_mixed_precision.checks")
+
+### END HIDDEN TESTS
+lighter = checks.lighter_update(lighter_update)
+lighter.points(3)
+
+# %% [markdown]
+# Ours keeps only the lower halves of its shard, because the upper halves are in the weights: 2 bytes for each of 264
+# numbers. It puts together the masters of one weight's shard at a time, 4 bytes for each of up to 63 numbers. That
+# makes 780 bytes. One can go on from there: one master at a time, always in the same four bytes, takes 532.
+#
+# And in earnest? With Adam, mixed precision takes 16 bytes for each parameter: 2 for the weight, 2 for its gradient, 4
+# for the master and 8 for the two numbers that Adam keeps. With half a master it is 14. Two libraries of NVIDIA can do
+# this, Apex in its `DistributedFusedAdam` and Transformer Engine in its `FusedAdam`. Both call it
+# `store_param_remainders`. Apex rounds to the nearest number, and still finds the way back: if the lower half begins
+# with a 1, the weight was rounded up. But `copy_` rounds to the even neighbor if both are equally near. So 3f818000 and
+# 3f828000 both become 3f82, with the same lower half, and nobody can tell them apart any more.
+#
+# In PyTorch, `ZeroRedundancyOptimizer` shards what an optimizer keeps, and `fully_shard` keeps the masters themselves
+# in shards. The course's own is [`ShardedOptimizer`](../../course_lib/mechanisms/sharding.py).
+#
+# Time was free here. *Predict:* how many messages does your training send in a step? Each of them pays a latency of at
+# least 2 ms, and a backward pass takes 40 ms. Here it is on the emulated clock, and below it the one that was given:
+
+# %%
+lighter.idle
+
+# %% [markdown]
+# Ours sends 32 messages in a step, one for each weight and rank. They are small, so nearly all of their time is
+# latency. Real code sends large pieces of many weights at once. It pays for them with memory in which it puts the
+# pieces together.
 
 # %% [markdown]
 # ## Everything together

@@ -95,9 +95,11 @@ class OngoingTraining:
             return
         piece = islice(self._minibatches, min(PIECE, STEPS - len(self.losses)))
         with one_thread():
-            small_loss = partial(divided_loss, self._divisor)
-            losses = train(self._model, piece, small_loss, self._optimizer, self._scaler, combine=self._look)
+            losses = train(self._model, piece, self._loss, self._optimizer, self._scaler, combine=self._look)
         self.losses += [self._divisor * loss for loss in losses]
+
+    def _loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return data.answer_loss(output, targets) / self._divisor
 
     def _look(self) -> None:
         """Note the gradients' zeros, and an overflow, after a backward pass."""
@@ -105,10 +107,6 @@ class OngoingTraining:
         if self.zeros is None:
             self.zeros = (gradient == 0).double().mean().item()
         self.skipped += not gradient.isfinite().all()
-
-
-def divided_loss(divisor: int, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return data.answer_loss(output, targets) / divisor
 
 
 @contextmanager
@@ -144,26 +142,22 @@ def look(setting: MixedPrecisionSetting, in_32_bits: OngoingTraining) -> Iterato
         training.go_on()
         in_32_bits.go_on()
         left = max(training.pieces_left, in_32_bits.pieces_left)
-        curves = {"float32": in_32_bits.losses, f"{setting.format}, as set": training.losses}
+        losses = {"float32": in_32_bits.losses, f"{setting.format}, as set": training.losses}
+        curves = loss_curves(losses, STEPS, WIDTH, "Does it learn?")
         sizes = scaled(first_gradients(), training.scale / setting.divisor)
-        yield View(
-            describe(setting, training, in_32_bits),
-            number_range(sizes, Format.of(setting.dtype), HALF, "How large are the gradients?"),
-            loss_curves(curves, STEPS, WIDTH, "Does it learn?"),
-            left,
-        )
+        range_of = number_range(sizes, Format.of(setting.dtype), HALF, "How large are the gradients?")
+        yield View(describe(setting, training, in_32_bits), range_of, curves, left)
 
 
 def describe(setting: MixedPrecisionSetting, training: OngoingTraining, in_32_bits: OngoingTraining) -> str:
     """Say what the format does to the gradients, and how far the training has come beside float32."""
     shares = lost(scaled(first_gradients(), training.scale / setting.divisor), Format.of(setting.dtype))
     scale = "no loss scale" if setting.scale == 1 else f"a loss scale of {power(round(math.log2(training.scale)))}"
-    text = (
+    return (
         f"{setting.format} with {scale}{', for now' * (setting.scale is None)}: of the finished gradient "
         f"{percent(shares['zero'])} vanish and {percent(shares['infinite'])} overflow; after a backward pass in "
-        f"{setting.format}, {percent(training.zeros or 0)} are zeros. "
+        f"{setting.format}, {percent(training.zeros or 0)} are zeros. {_progress(training, in_32_bits)}"
     )
-    return text + _progress(training, in_32_bits)
 
 
 def _progress(training: OngoingTraining, in_32_bits: OngoingTraining) -> str:
@@ -171,8 +165,7 @@ def _progress(training: OngoingTraining, in_32_bits: OngoingTraining) -> str:
     if training.is_broken:
         return f"After {counted(steps - 1, 'step')} the loss is not a number, and nothing is left."
     text = f"Step {steps} of {STEPS}, measured: loss {number(loss_at_end(training.losses))}"
-    if training.skipped:
-        text += f", {counted(training.skipped, 'step')} skipped because of an overflow"
+    text += f", {counted(training.skipped, 'step')} skipped because of an overflow" * bool(training.skipped)
     reference = in_32_bits.losses[:steps]
     text += f"; float32 {number(loss_at_end(reference))}."
     if steps == PIECE:  # too early to tell

@@ -64,10 +64,8 @@ def fate(exponent: int, holds: Format) -> str:
 
 def lost(shares: Mapping[int, float], holds: Format) -> dict[str, float]:
     """The share of the numbers that meets each fate."""
-    shares_of = dict.fromkeys(FATES, 0.0)
-    for exponent, share in shares.items():
-        shares_of[fate(exponent, holds)] += share / sum(shares.values())
-    return shares_of
+    whole = sum(shares.values())
+    return {part: sum(one for e, one in shares.items() if fate(e, holds) == part) / whole for part in FATES}
 
 
 def _summary(shares: Mapping[int, float], holds: Format) -> str:

@@ -18,15 +18,7 @@ from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.questions.units import BYTES
 from course_lib.classroom.runs.events import Grid, run_batch
-from course_lib.classroom.runs.training import (
-    SMALL,
-    flat,
-    gradients_of,
-    moments_of,
-    shares,
-    size_of,
-    train,
-)
+from course_lib.classroom.runs.training import SMALL, flat, gradients_of, moments_of, shares, size_of, train
 from course_lib.figures import gantt, loss_at_end, loss_curves, lost_time
 from course_lib.figures.axis import duration
 from course_lib.instruments.ledger import Bytes, Ledger
@@ -68,8 +60,7 @@ def _train(rank: int, case: TrainingSetup) -> float:
     kept = flat(model.parameters()).to(case.weights)
     optimizer = torch.optim.AdamW([kept], lr=case.learning_rate)
     optimizer.register_step_post_hook(lambda *_: vector_to_parameters(kept.to(case.compute), model.parameters()))
-    minibatches = shares(rank, BATCH, STEPS, case.seed)
-    combine = partial(average_into, kept, model, case.sums)
+    minibatches, combine = shares(rank, BATCH, STEPS, case.seed), partial(average_into, kept, model, case.sums)
     losses = train(model, minibatches, data.answer_loss, optimizer, combine=combine)
     return sum(losses[-10:]) / 10
 
@@ -91,10 +82,9 @@ def _without(suspect: str, case: TrainingSetup) -> Outcome:
     sixteen = last_loss(case)
     thirty_two = last_loss(replace(case, weights=torch.float32, compute=torch.float32, sums=torch.float32))
     changed = last_loss(replace(case, **change))  # type: ignore[arg-type]
-    won, lost = sixteen - changed, sixteen - thirty_two
-    right = won > lost / 2
+    right = sixteen - changed > (sixteen - thirty_two) / 2
     found = {"change": name, "right": right, "steps": STEPS, "losses": (sixteen, thirty_two, changed)}
-    return Outcome(right, found=found, shown=lost > 0 and right is (suspect == "kept"))
+    return Outcome(right, found=found, shown=sixteen > thirty_two and right is (suspect == "kept"))
 
 
 # The memory of keeping numbers in 32 bits
@@ -229,8 +219,8 @@ def added_up(dtype: torch.dtype, micro_batches: int = MANY.micro_batches) -> flo
     whole = data.examples([(10 + sample, 90 - sample) for sample in range(micro_batches)])
     exact, total = torch.zeros(()).double(), torch.zeros((), dtype=dtype)
     for inputs, targets in batches.micro_batches(whole, micro_batches):
-        gradients = torch.autograd.grad(data.answer_loss(model(inputs).float(), targets), list(model.parameters()))
-        own = flat(gradients)
+        loss = data.answer_loss(model(inputs).float(), targets)
+        own = flat(torch.autograd.grad(loss, list(model.parameters())))
         exact, total = exact + own.double(), total + own.to(dtype)
     return ((total - exact).norm() / exact.norm()).item()
 
@@ -251,10 +241,9 @@ def _two_faults() -> Outcome:
     idle = [whole.idle_fraction(), cut.idle_fraction()]
     is_better = all(map(math.isclose, idle, [1 - 1 / FEW.devices, FEW.least_idle]))
     is_rescued = rounded < 0.2 < 0.9 < master
-    right = is_better and is_rescued and off[0] > 100 * off[1]
     found = {"is_better": is_better, "is_rescued": is_rescued, "idle": idle, "moved": (rounded, master), "off": off}
     picture = gantt(cut, whole, title="In 16 micro-batches, and below it the whole batch")
-    return Outcome(None, found=found, shown=right, pictures=(picture,))
+    return Outcome(None, found=found, shown=is_better and is_rescued and off[0] > 100 * off[1], pictures=(picture,))
 
 
 # Optimizing language-model training efficiency
@@ -293,8 +282,7 @@ def _step(rank: int, way: Way) -> Tensor:
     share = batches.split(minibatch, dist.get_world_size())[rank]
     all_reduce = all_reduce_in(way.dtype, torch.float32)
     total = torch.zeros(sum(weight.numel() for weight in model.parameters()))
-    pieces = batches.micro_batches(share, MICRO_BATCHES)
-    for i, micro_batch in enumerate(pieces):
+    for i, micro_batch in enumerate(batches.micro_batches(share, MICRO_BATCHES)):
         own = _gradient(model, i, *micro_batch)
         total += all_reduce(own) if way.is_each else own
     return total if way.is_each else all_reduce(total)
@@ -324,13 +312,9 @@ def _ways() -> Outcome:
     return Outcome(None, found=found, shown=right, pictures=(times, two))
 
 
+SETUPS = [TrainingSetup(workers=4, seed=seed) for seed in range(1, 100)]
 QUESTIONS: dict[str, Seeded] = {
-    "Q9": Seeded(
-        TrainingSetup(),
-        choice(each(_without, REMEDIES)),
-        [TrainingSetup(workers=4, seed=seed) for seed in range(1, 100)],
-        lambda case: {"workers": case.workers},
-    ),
+    "Q9": Seeded(TrainingSetup(), choice(each(_without, REMEDIES)), SETUPS, lambda case: {"workers": case.workers}),
     "bytes_per_weight": Seeded(
         None, number(BYTES, _count_bytes, lambda: {"one_gradient": 4 / 5, "only_sums": 9 / 10}, tolerance=0.0)
     ),

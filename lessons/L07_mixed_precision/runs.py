@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -30,12 +31,8 @@ def running_sum(start: float, increment: float, times: int, dtype: torch.dtype) 
 
     start and increment are 0 and 1 for counting, a weight and its update for a weight with equal small updates.
     """
-    total, step = torch.tensor(start, dtype=dtype), torch.tensor(increment, dtype=dtype)
-    sums = [total.item()]
-    for _ in range(times):
-        total = total + step
-        sums.append(total.item())
-    return sums
+    first, step = torch.tensor(start, dtype=dtype), torch.tensor(increment, dtype=dtype)
+    return [total.item() for total in accumulate([first, *[step] * times])]
 
 
 def share_moved(before: Iterable[Tensor], after: Iterable[Tensor]) -> float:
@@ -51,11 +48,7 @@ class RoundedWeights:
     """
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        optimizer_cls: Callable[..., Any],
-        scaler: LossScaler | None = None,
-        **kwargs: Any,
+        self, parameters: Iterable[nn.Parameter], optimizer_cls: Any, scaler: LossScaler | None = None, **kwargs: Any
     ) -> None:
         self.master_parameters = list(parameters)  # the model's own
         self.optimizer = optimizer_cls(self.master_parameters, **kwargs)

@@ -35,7 +35,7 @@ checks = grading.of("lessons.L{}.checks")
 ### END HIDDEN TESTS
 """
 PARTS = ("split_batch", "average_gradients", "ring_all_reduce", "backward_in_buckets", "faster_backward")
-ON_PAPER = {"shortest_step", "shares_lost", "ends", "all_reduce_ms"}  # predictions beside a run, which earn nothing
+ON_PAPER = {"shortest_step", "held", "shares_lost", "ends", "all_reduce_ms"}  # predictions, which earn nothing
 WHY = "why_faster_backward"  # three sentences, which a person grades
 
 REMAINDER_ON_THE_LAST = """

@@ -19,6 +19,7 @@ from lessons.L02_data_parallelism.checks_averaging import each_alone, in_buckets
 from lessons.L04_layerwise_model_parallelism.checks import sample_by_sample
 from lessons.L05_pipeline_parallelism.checks import halves, in_halves, listed, ran
 from lessons.L06_tensor_parallelism.checks import one_after_the_other, summed, unchanged, with_one_f_and_g
+from lessons.L07_mixed_precision.checks import lower_halves, upper_half, whole_masters
 from lessons.L08_combining_mechanisms.checks import completed
 from lessons.L09_planning.checks import at_peak, with_traffic
 from tests.lessons import by_hand
@@ -81,6 +82,45 @@ one_f = changed(
     one_after_the_other, "one_f", f"first({f})", "first(own)", f"second({f})", "second(own)", "y = ", f"own = {f}; y = "
 )
 one_g = changed(with_one_f_and_g, "one_g", "second(own)", f"second({f})")
+
+
+def in_place(weights: list[Tensor], gradients: list[Tensor], backward: Callable, steps: int, lr: float) -> None:
+    masters = [weight.float() for weight in weights]
+    for _ in range(steps):
+        backward()
+        for weight, master, gradient in zip(weights, masters, gradients, strict=True):
+            master.sub_(gradient, alpha=lr)
+            weight.copy_(upper_half(master))
+
+
+def sharded(weights: list[Tensor], gradients: list[Tensor], backward: Callable, steps: int, lr: float) -> None:
+    n, shards = dist.get_world_size(), [weight.view(-1).tensor_split(dist.get_world_size()) for weight in weights]
+    masters = [of_ranks[dist.get_rank()].float() for of_ranks in shards]
+    for _ in range(steps):
+        backward()
+        for of_ranks, master, gradient in zip(shards, masters, gradients, strict=True):
+            master -= lr * gradient.view(-1).tensor_split(n)[dist.get_rank()].float()
+            of_ranks[dist.get_rank()].copy_(upper_half(master))
+            for other, shard in enumerate(of_ranks):
+                dist.broadcast(shard, other)
+
+
+without_wide = changed(
+    whole_masters, "without_wide", "gradient.float()", "gradient", "lr * gradient", "lr * gradient.float()"
+)
+by_tensor = changed(
+    in_place,
+    "by_tensor",
+    "for weight, master, gradient in zip(weights, masters, gradients, strict=True)",
+    "for i, (weight, gradient) in enumerate(zip(weights, gradients, strict=True))",
+    "master.sub_(gradient, alpha=lr)",
+    "masters[i] = masters[i] - lr * gradient.float()",
+    "half(master)",
+    "half(masters[i])",
+)
+alone = "rank, n = dist.get_rank(), dist.get_world_size()", "rank, n = 0, 1"
+halves_of_all = changed(lower_halves, "halves_of_all", *alone, "dist.broadcast(shard, other)", "pass")
+held_on = changed(lower_halves, "held_on", "            del master  # before the next one is made\n", "")
 peak, whole = "plan.devices * 312e12", "at_peak(model, plan, samples, network) / 0.58 + tensor"
 one_factor = changed(at_peak, "one_factor", peak, f"0.452 * {peak}")
 bubble = changed(with_traffic, "bubble", whole, "at_peak(model, plan, samples, network) / 0.5", " + data", "")
@@ -96,6 +136,7 @@ EXPECTED: dict[Exercise, dict[Callable[..., object], int]] = {
         one_f_one_b(5): 1,
         small_ends: 2,
     },
+    checks.lighter_update: {without_wide: 0, by_tensor: 1, in_place: 1, halves_of_all: 1, sharded: 2, held_on: 2},
     checks.faster_block: {one_f: 1, one_g: 1},
     checks.faster_completion: {first_alone: 1},
     checks.predict_step: {one_factor: 0, bubble: 1, by_data_sheet: 2},
@@ -167,6 +208,7 @@ def test_what_saves_nothing_is_told_what_it_shares_with_the_step_as_given(
         (checks.lighter_step, by_hand.layer_by_layer, 776),
         (checks.faster_block, by_hand.with_one_f_and_g_by_hand, 370),
         (checks.faster_completion, by_hand.all_sent, 57),
+        (checks.lighter_update, by_hand.number_by_number, 532),
     ],
 )
 def test_who_goes_far_below_ours_is_told_so(task: Exercise, program: Callable, takes: float) -> None:

@@ -50,7 +50,7 @@ def test_the_example_of_the_notebook() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_masters_are_what_float64_has_and_weights_are_these_rounded(dtype: torch.dtype) -> None:
-    case = checks._updates(N, dtype, 9, 0.1, is_missing=True)
+    case = checks._updates(N, dtype, 9, 0.1, gradients="missing")
     for rank, one in enumerate(left(checks.master_step, case)):
         weights, gradients, lr = case.arguments(rank)
         exact = [nn.Parameter(weight.double()) for weight in weights]
@@ -123,7 +123,7 @@ def test_agreeing_takes_one_operation_a_step_and_the_norm_one_in_all() -> None:
     assert costs(checks.update_scale, checks.adapted)["operations they take"] == ("6", "6")
     assert costs(checks.unscale_and_clip, checks.clipped)["operations they take"] == ("1", "1")
     assert "2 times where 1 would do" in verdict_on(checks.unscale_and_clip, s.clip_with_a_flag).remarks[-1]
-    assert costs(checks.master_step, checks.updated)["bytes a rank sends"] == ("0", "0")
+    assert "bytes a rank sends" not in costs(checks.master_step, checks.updated)
 
 
 # The numbers in the notebook
