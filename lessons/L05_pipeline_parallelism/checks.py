@@ -233,8 +233,8 @@ def _uneven_cases(seed: int) -> list[Case]:
 halves = "[len(inputs) // 2, len(inputs) - len(inputs) // 2]"
 ends = "[round(len(inputs) * end / 24) for end in (0, 3, 9, 17, 22, 24)]"
 unequal = f"[size for size in torch.tensor({ends}).diff().tolist() if size]"
-best = changed(in_halves, "best", '"gpipe"', '"1f1b"', halves, unequal)
-levels = Budget("emulated milliseconds", 220, 200, best)
+ours = changed(in_halves, "ours", '"gpipe"', '"1f1b"', halves, unequal)
+levels = Budget("emulated milliseconds", 220, 200, ours)
 pace = Pace({"forward": 0.001, "backward": 0.002}, Link(0.001))
 uneven = partial(Exercise, pace=pace, budget=levels, rule=miscounted)
 price = _uneven(4, 24, 0, "24 samples, and a fourth stage")

@@ -144,7 +144,7 @@ def all_sent(gradients: list[Any], added_on: list[Any], groups: dict[str, Any]) 
 
 
 def _sent(gradients: list[Tensor], group: Any) -> Callable[[], Tensor]:
-    return straight(torch.cat([one.flatten() for one in gradients]), group)
+    return straight(torch.cat([one.flatten() for one in gradients]), group) if gradients else lambda: torch.zeros(0)
 
 
 def _take(gradients: list[Tensor], flat: Tensor) -> None:

@@ -167,7 +167,7 @@ def test_each_is_put_on_the_scale(task: Exercise) -> None:
 def test_a_check_compares_three_timelines_and_the_step_as_given_earns_nothing() -> None:
     verdict = checks.faster_block(one_after_the_other)
     assert (verdict.outcome, verdict.share) == ("budget", 0.0)
-    assert dict(verdict.facts)["The scale"] == "660 as given, 530 met, 400 good, 390 ours"
+    assert dict(verdict.facts)["The scale"] == "660 as given, 530 met, 400 good, 390 ours, 374 far better"
     assert verdict.idle and [*verdict.idle.beside] == ["as given", "ours"]
     shown = verdict.idle._repr_mimebundle_()
     assert shown["text/html"].count("<img") == 2  # yours on one axis with each of the two
