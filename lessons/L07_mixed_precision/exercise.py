@@ -49,8 +49,8 @@ from lessons.L07_mixed_precision import checks
 #     scale after    1024   1024   2048   2048   1024       1024   1024   2048   2048
 #     good steps     1      2      0      1      0          1      2      0      1
 #
-# Here every rank holds gradients of other parameters, as in sharded data parallelism. So it may happen that only one
-# of them sees an overflow. In the next step all ranks have to be at the same place with the same scale.
+# Here every rank holds gradients of other parameters, as in sharded data parallelism. So it may happen that only one of
+# them sees an overflow. In the next step all ranks have to be at the same place with the same scale.
 
 # %% nbgrader={"grade_id": "update_scale", "solution": true}
 def update_scale(gradients, scale, good_steps, interval):
@@ -105,9 +105,9 @@ checks.update_scale(update_scale).points(3)
 # %% [markdown]
 # What counts here is the one operation in each step, for a single number: its price is the latency of the link.
 #
-# In this course it is [`LossScaler`](../../course_lib/mechanisms/loss_scaling.py). PyTorch's `torch.amp.GradScaler`
-# has the same rules, with an interval of 2000 steps, and does not ask other ranks. With plain data parallelism it need
-# not: all ranks have the same averaged gradient. `ShardedGradScaler` asks.
+# In this course it is [`LossScaler`](../../course_lib/mechanisms/loss_scaling.py). PyTorch's `torch.amp.GradScaler` has
+# the same rules, with an interval of 2000 steps, and does not ask other ranks. With plain data parallelism it need not:
+# all ranks have the same averaged gradient. `ShardedGradScaler` asks.
 
 # %% [markdown]
 # ## 2. Master weights
@@ -433,12 +433,18 @@ def shares_lost(gradients, scale, dtype):
 # than 2 here, and what is missing?
 # </details>
 #
-# The four numbers of the table, divided by a scale of 4, and a zero. One of five becomes zero, one is subnormal, and
-# one overflows:
+# Here are the four numbers of the table, divided by a scale of 4, and a zero. PyTorch rounds them, and then the shares
+# are counted:
 
 # %%
 table = torch.tensor([2.0**-30, -(2.0**-20), 1, 2.0**17, 0]) / 4
-print("my prediction:", [round(share, 3) for share in shares_lost(table, 4.0, torch.float16)])
+for dtype in torch.float16, torch.bfloat16:
+    small, rounded = torch.finfo(dtype).smallest_normal, (4 * table).to(dtype)
+    lost = (rounded == 0) & (table != 0), (rounded != 0) & (rounded.abs() < small), rounded.isinf()
+    found, mine = ([round(float(share), 3) for share in shares]
+                   for shares in ([one.float().mean() for one in lost], shares_lost(table, 4.0, dtype)))
+    verdict = "exactly" if mine == found else "not yet"
+    print(f"{str(dtype)[6:]:8}: rounded by PyTorch {found}, predicted {mine}, {verdict}")
 
 # %% [markdown]
 # **Then run it.** *Predict:* will a real backward pass in float16 lose what your function says, or more, or less? Now
