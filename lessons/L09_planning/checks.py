@@ -238,9 +238,9 @@ def _play_prediction(fn: Callable, steps: str) -> dict[str, Any]:
     if not isinstance(found, torch.Tensor) or found.shape != (len(table),) or not (found > 0).all():
         return {"seconds of each step": f"{found[0]}, of the first"}
     ask = partial(fn, table[0].model)
-    one, twice, wider = (ask(plan, n, 1e10) for plan, n in ((Plan(4, 8), 512), (Plan(4, 8), 1024), (Plan(8, 8), 512)))
-    longer, shorter = "longer" if twice > one else "no longer", "shorter" if wider < one else "no shorter"
-    certain = {"seconds of each step": "a number", "twice the samples": longer, "twice the replicas": shorter}
+    one, *others = (ask(plan, n, 1e10) for plan, n in ((Plan(4, 8), 512), (Plan(4, 8), 1024), (Plan(8, 8), 512)))
+    twice, wider = (("as long", "longer", "shorter")[int(other > one) - int(other < one)] for other in others)
+    certain = {"seconds of each step": "a number", "twice the samples": twice, "twice the replicas": wider}
     ratios = found / torch.tensor([step.seconds for step in table])
     off, usual = (ratios - 1).abs(), float(ratios.median())
     name, _, plan, samples, *_, took = table[worst := int(off.argmax())]
