@@ -79,7 +79,7 @@ def _same_relation(found: Evidence, wrong: list[Difference], again: Evidence | N
     """A relation to the right number that all wrong numbers of some values have."""
     expected, got = _wrong_numbers(found, wrong)
     if not got.isfinite().all():
-        return TEXTS["infinite"].format(what="nan" if got.isnan().any() else "inf") * bool(expected.isfinite().all())
+        return _infinite(found, got) * bool(expected.isfinite().all())
     largest = float(expected.abs().max())
     moved = [float((one[3] - one[2]).abs().max()) for one in wrong if kind(one.before) == kind(one.got)]  # type: ignore[operator]
     if (most := float((got - expected).abs().max())) < 0.02 * min([largest, *moved]) and got.numel() > 1:
@@ -94,6 +94,14 @@ def _same_relation(found: Evidence, wrong: list[Difference], again: Evidence | N
     if len(expected.unique()) > 1 and is_same(got, expected + more, found.tolerance + 1e-12 * largest):
         return TEXTS["constant"].format(amount=abs(more), more="more" if more > 0 else "less")
     return ""
+
+
+def _infinite(found: Evidence, got: Tensor) -> str:
+    """Which numbers are there that are not finite, and whether what a rank sends has some, too."""
+    kinds = ["inf"] * bool(got.isinf().any()) + ["nan"] * bool(got.isnan().any())
+    ranks = [r for r, seen in enumerate(found.observed) if not all(one.content.isfinite().all() for one in seen.sent)]
+    also = f" {TEXTS['sent infinite'].format(rank=ranks[0])}" if ranks else ""
+    return TEXTS["infinite"].format(what=" and ".join(kinds)) + also
 
 
 def _same_numbers(found: Evidence, one: Difference) -> bool:

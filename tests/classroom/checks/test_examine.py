@@ -335,6 +335,16 @@ def test_a_result_is_compared_in_dtype_shape_and_value(fn: Any, words: str) -> N
     assert {"Where", "Expected", "Got"} <= dict(verdict.facts).keys()
 
 
+def test_what_is_not_finite_is_named_and_whether_it_was_sent() -> None:
+    def divided(tensor: Tensor) -> Tensor:
+        dist.all_reduce(quotients := tensor / torch.tensor([0.0, 1.0, 1.0]))
+        return quotients * torch.tensor([1.0, 1.0, torch.nan])
+
+    message = make()(divided).message
+    assert "has inf and nan in it where a finite number should be. So has what rank 0 sends." in message
+    assert "sends" not in make()(lambda tensor: tensor / 0).message
+
+
 @pytest.mark.parametrize(("given", "told"), [("two words", "two words"), ("", "nothing")])
 def test_a_text_is_told_without_quotes(given: str, told: str) -> None:
     facts = dict(make()(lambda tensor: given).facts)
