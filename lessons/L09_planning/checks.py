@@ -211,7 +211,7 @@ def _said(observed: list[Observed]) -> str:
 
 
 priced_choice = _choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast")
-choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=_said)
+choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=_said, by_rank=False)
 
 
 # The time of a step, beside real machines
@@ -287,5 +287,5 @@ def _table(steps: str, text: str) -> Case:
 
 levels = Budget("percent off on average", 12, 9, with_traffic)
 tables = [_table("seen", "the ten steps of the table")], _table("unseen", "twelve others")
-by_table = partial(Exercise, compared=_certain, rule=_where_it_is_off, budget=levels)
+by_table = partial(Exercise, compared=_certain, rule=_where_it_is_off, budget=levels, by_rank=False)
 predict_step = by_table("predict_step", at_peak, _play_prediction, lambda seed: tables[0], tables[1])
