@@ -104,6 +104,11 @@ def test_what_is_wrong_with_a_plan_is_said_once() -> None:
     assert said.count("fits, and its step takes") == 1
 
 
+def test_a_choice_has_no_place() -> None:
+    facts = dict(checks.choose(lambda model, cluster, global_batch: None).facts)
+    assert "Where" not in facts
+
+
 def looked_up(model: ModelSpec, plan: Plan, samples: int, network: float) -> float:
     return max(step.seconds for step in checks.SEEN if step.model.parameters <= max(model.parameters, 2e9))
 
