@@ -55,7 +55,7 @@ def _hold(plan: tuple, found: Any) -> None:
     assert len([torch.empty(int(n_bytes), dtype=torch.uint8) for n_bytes in found]) == 3
 
 
-state_bytes_more = [(3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
+state_bytes_more = [(3, "replicas alone"), (3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
 price_case = "a plan with ZeRO-2", (40_000, 4, 2, 1, 2, "bf16")
 state_bytes = computing("state_bytes", held, "plans with ", _memories, state_bytes_more, price_case, _hold)
 
@@ -99,7 +99,7 @@ def _send(plan: tuple, _: Any) -> None:
     dist.all_reduce(torch.ones(parameters, dtype=torch.float16), group=across)
 
 
-step_traffic_more = [(3, "ZeRO-3"), (3, "everything together"), (4, "everything together")]
+step_traffic_more = [(3, "replicas alone"), (3, "ZeRO-3"), (3, "everything together"), (4, "everything together")]
 traffic = "2 replicas of 2 tensor ranks, on 4 ranks", (6_000, 2, 800, 3, 2, 2, 1, 0, 0)
 pace = Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=2e6))
 step_traffic = computing(

@@ -82,15 +82,24 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
 def _again(exercise: Part, fn: Any, case: Case, cases: list[Case], mistakes: list[Mistake]) -> Later:
     """The evidence of a later case on more ranks, where less is equal by chance, and the mistakes that fit there, too.
 
-    None and all mistakes if there is no such case, or if a program fails in it.
+    A case with the same text, plans of the same kind, comes first; others tell apart the mistakes that fit there. None
+    and all mistakes if there is no such case, or if a program fails in it.
     """
     more = [one for one in cases[cases.index(case) + 1 : -1] if one.world_size > case.world_size]
-    with contextlib.suppress(*FAILED, IndexError):
-        programs = [exercise.right, fn, *(one.program for one in mistakes)]
-        right, mine, *theirs = map(list, zip(*exercise.run(programs, more[0]).results, strict=True))
-        again = Evidence(exercise, more[0], mine, right)
-        return again, [one for one, seen in zip(mistakes, theirs, strict=True) if again.is_like(seen)]
-    return None, mistakes
+    found: Later = None, mistakes
+    with contextlib.suppress(*FAILED):
+        for another in sorted(more, key=lambda one: one.text != case.text):
+            programs = [exercise.right, fn, *(one.program for one in found[1])]
+            right, mine, *theirs = map(list, zip(*exercise.run(programs, another).results, strict=True))
+            again = Evidence(exercise, another, mine, right)
+            fitting = [one for one, seen in zip(found[1], theirs, strict=True) if again.is_like(seen)]
+            if fitting == found[1] and not again.differences:
+                continue  # right there, as all of these mistakes are
+            if fitting or not found[0]:
+                found = found[0] or again, fitting
+            if len(fitting) < 2:
+                break
+    return found
 
 
 def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], ...]:
@@ -113,7 +122,8 @@ def _judge(found: Evidence, passed: list[Evidence], later: Callable[..., Later] 
     again, confirmed = later(mistakes) if later and not breach else (None, mistakes)
     unnamed = breach or told(found, again)
     if again and mistakes and not confirmed:
-        unnamed = f"{TEXTS['this case alone'].format(said=mistakes[0].advice, case=again.case.text)} {unnamed}"
+        other = again.case.text if again.case.text != found.case.text else again.case.new
+        unnamed = f"{TEXTS['this case alone'].format(said=mistakes[0].advice, case=other)} {unnamed}"
     verdict = _named(Verdict(exercise.name, "price" if breach else "idea", unnamed), confirmed)
     facts = found.differences[0].facts(exercise.by_rank) if found.differences else ()
     return replace(verdict, facts=() if verdict.message in dict(facts).values() else facts)  # nothing is said twice

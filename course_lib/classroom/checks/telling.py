@@ -123,7 +123,7 @@ def _factor(found: Evidence, wrong: list[Difference]) -> float:
     factor, largest = float(got @ expected / (expected @ expected)), float(expected.abs().max())
     off = max(1.0, float(got.abs().max()) / largest) * found.tolerance + 1e-12 * largest
     is_common = is_same(got, factor * expected, off) and (len(expected.unique()) > 1 or _is_whole(factor))
-    return factor * is_common
+    return factor * (is_common and round(factor, 2) != 1)
 
 
 def _is_whole(factor: float) -> bool:
@@ -143,7 +143,8 @@ def _by_a_factor(factor: float, found: Evidence, again: Evidence | None) -> str:
     if again and is_confirmed:
         other = _factor(again, again.differences)
         reasons = {name: one for name, one in reasons.items() if name in _so_many(again, other, is_confirmed)}
-        also = TEXTS["also"].format(case=again.case.text, times=_times(other)) if other else ""
+        is_another = other and again.case.text != found.case.text
+        also = TEXTS["also"].format(case=again.case.text, times=_times(other)) if is_another else ""
     text = TEXTS["factor"].format(times=_times(factor), size="large" if abs(factor) > 1 else "small")
     return " ".join(filter(None, [text, also, *reasons.values(), TEXTS["sign"] * (factor < 0)]))
 

@@ -496,6 +496,32 @@ def test_an_idea_that_does_not_fit_on_more_ranks_is_said_with_a_reserve(monkeypa
     assert "This is a mean. Who divides? With 3 ranks it alone would lead to other numbers" in halved.message
 
 
+def scaled_by(one: float, two: float, three: float) -> Any:
+    """A program with another factor for each size of its argument."""
+
+    def scaled(tensor: Tensor) -> Tensor:
+        return tensor * (one, two, three)[len(tensor) - 1]
+
+    return scaled
+
+
+@pytest.mark.parametrize(
+    ("student", "idea"),
+    [((2, 1, 3), "first"), ((2, 1, 4), "second"), ((2, 1, 1), ""), ((2, 2, 3), "")],
+)
+def test_an_idea_is_confirmed_where_it_makes_a_difference(monkeypatch: Any, student: Any, idea: str) -> None:
+    """Both mistakes are right with two numbers, so three of them have to tell."""
+    cases = [Case(f"{n} numbers", ranks, lambda rank, n=n: (torch.ones(n),)) for n, ranks in ((1, 2), (2, 3), (3, 4))]
+    exercise = Exercise("scaled", scaled_by(1, 1, 1), play, lambda seed: cases, cases[0])
+    both = {("scaled", name): Advice(f"{name}.", "Why?") for name in ("first", "second")}
+    monkeypatch.setattr(prose, "words", lambda: both)
+    exercise.mistake(named("first", scaled_by(2, 1, 3)))
+    exercise.mistake(named("second", scaled_by(2, 1, 4)))
+    verdict = exercise(scaled_by(*student))
+    assert verdict.idea == idea
+    assert ("it alone would lead to other numbers" in verdict.message) == (not idea)
+
+
 def test_a_mistake_that_fails_on_more_ranks_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails_on_three(tensor: Tensor) -> Tensor:
         return refuses(tensor) if dist.get_world_size() > 2 else sums(lambda n: 1 / n)(tensor)
