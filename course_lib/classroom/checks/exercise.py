@@ -216,10 +216,8 @@ def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
         return TEXTS["passes ahead"].format(ahead=ahead) if ahead > 1 else _fullest(run)
     if passes > least:
         return TEXTS["passes"].format(times=passes / least)
-    yours, at_first = map(AMOUNTS[what], (run, given))
-    same = f"{TEXTS['as given']} " * math.isclose(yours, at_first, rel_tol=1e-3)
-    ends = [round(max(span.end for span in run.timeline.of(rank)), 9) for rank in range(run.world_size)]
-    last = ends.index(max(ends))
+    same = f"{TEXTS['as given']} " * math.isclose(*map(AMOUNTS[what], (run, given)), rel_tol=1e-3)
+    last = max(run.timeline.spans, key=lambda span: (round(span.end, 9), -span.rank)).rank
     (lost, most), (least, _) = (_lost(one, last) for one in (run, best))
     begun, few = (len(one.results[last][0].sent) for one in (run, best))
     text = TEXTS["lost"].format(rank=last, begun=begun, few=few, lost=lost, least=least, most=most)
@@ -228,12 +226,11 @@ def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
 
 def _fullest(run: Run) -> str:
     """A sentence about the tensors on the rank that holds most, when it does, those of the most numbers first."""
-    held = [programs[0].memory for programs in run.results]
-    rank = held.index(max(held))
+    rank = max(range(run.world_size), key=lambda one: run.results[one][0].memory)
     shapes = Counter(map(tuple, run.results[rank][0].fullest))
     largest = sorted(shapes, key=lambda shape: -shapes[shape] * math.prod(shape))[:3]
-    tensors = ", ".join(f"{shapes[shape]} of {[*shape]}" for shape in largest)
-    return TEXTS["fullest"].format(rank=rank, tensors=tensors)
+    said = ", ".join(f"{shapes[shape]} of {[*shape]}" for shape in largest)
+    return TEXTS["fullest"].format(rank=rank, tensors=said)
 
 
 def _passes(run: Run) -> tuple[int, int]:

@@ -162,10 +162,9 @@ class Part:
             return [*inspect.signature(self.right).parameters]
         return [*inspect.signature(self.play).parameters][1:]
 
-    @property
-    def unseen(self) -> set[str]:
-        """The names of a case's arguments that the student's function does not have."""
-        return {*self._names()} - {*inspect.signature(self.right).parameters}
+    def is_seen(self, name: str) -> bool:
+        """Whether a student knows what this is; not if it is an argument of a case that no function is called with."""
+        return name.partition("[")[0] not in {*self._names()} - {*inspect.signature(self.right).parameters}
 
     @functools.cache  # noqa: B019
     def run_right(self, case: Case) -> Run:

@@ -80,7 +80,7 @@ def _same_relation(found: Evidence, wrong: list[Difference], again: Evidence | N
     """A relation to the right number that all wrong numbers of some values have."""
     expected, got = _wrong_numbers(found, wrong)
     if not got.isfinite().all():
-        return _infinite(found, got) * bool(expected.isfinite().all())
+        return _infinite(found, got) if expected.isfinite().all() else ""
     is_amount = all(one.expected.is_floating_point() for one in wrong)  # type: ignore[union-attr]  # or else a name
     is_whole, largest = is_same(expected, expected.round()), float(expected.abs().max())
     moved = [float((one[3] - one[2]).abs().max()) for one in wrong if kind(one.before) == kind(one.got)]  # type: ignore[operator]
@@ -103,8 +103,8 @@ def _infinite(found: Evidence, got: Tensor) -> str:
     """Which numbers are there that are not finite, and whether what a rank sends has some, too."""
     kinds = ["inf"] * bool(got.isinf().any()) + ["nan"] * bool(got.isnan().any())
     ranks = [r for r, seen in enumerate(found.observed) if not all(one.content.isfinite().all() for one in seen.sent)]
-    also = f" {TEXTS['sent infinite'].format(rank=ranks[0])}" if ranks else ""
-    return TEXTS["infinite"].format(what=" and ".join(kinds)) + also
+    also = [TEXTS["sent infinite"].format(rank=rank) for rank in ranks[:1]]
+    return " ".join([TEXTS["infinite"].format(what=" and ".join(kinds)), *also])
 
 
 def _same_numbers(found: Evidence, one: Difference) -> bool:
@@ -154,9 +154,9 @@ def _so_many(found: Evidence, factor: float, is_confirmed: bool) -> dict[str, st
     times, ranks = _times(factor), len(found.observed) * any(seen.sent for seen in found.observed + found.right)
     groups = [some for some in range(1, ranks) if is_confirmed or some == 1 or ranks % some]
     said = [""] * any(abs(times - ranks / some) < 5e-3 for some in groups)
-    rows = {name: len(one) for name, one in found.right[0].before.items() if isinstance(one, Tensor) and one.dim()}
-    unseen = found.exercise.unseen
-    said += [name for name, n in rows.items() if name.isidentifier() and name not in unseen and abs(times - n) < 5e-3]
+    given = {name: one for name, one in found.right[0].before.items() if found.exercise.is_seen(name)}
+    rows = {name: len(one) for name, one in given.items() if isinstance(one, Tensor) and one.dim()}
+    said += [name for name, n in rows.items() if name.isidentifier() and abs(times - n) < 5e-3]
     return {name: TEXTS["as many rows" if name else "ranks"].format(name=name, ranks=ranks) for name in said}
 
 
@@ -166,15 +166,12 @@ def _so_many(found: Evidence, factor: float, is_confirmed: bool) -> dict[str, st
 def _by_rank(found: Evidence, one: Difference) -> dict[str, list[Tensor | None]]:
     """What ranks have, in the shape of a value, by names that leave out the rank; None for what has another shape."""
     before, right = [seen.before for seen in found.right], found.exercise.compared(found.right)
-    known: dict[str, list[Any]] = {
-        f"`{n}` of rank {{}} as it was": [of.get(n) for of in before] for n in before[one.rank]
-    }
+    given, made = ([*filter(found.exercise.is_seen, of[one.rank])] for of in (before, right))
+    known: dict[str, list[Any]] = {f"`{n}` of rank {{}} as it was": [of.get(n) for of in before] for n in given}
     known |= {f"piece {one.rank} of {name}": [_piece(v, one.rank, len(of)) for v in of] for name, of in known.items()}
-    known |= {f"what `{n}` of rank {{}} should be": [of.get(n) for of in right] for n in right[one.rank]}
+    known |= {f"what `{n}` of rank {{}} should be": [of.get(n) for of in right] for n in made}
     known[SENT] = [seen.sent[0].content if seen.sent else None for seen in found.observed]
-    unseen = [f"`{argument}{end}" for argument in found.exercise.unseen for end in "`["]
-    seen = {name: values for name, values in known.items() if not any(one in name for one in unseen)}
-    return {name: [_shaped(value, one.got) for value in values] for name, values in seen.items()}
+    return {name: [_shaped(value, one.got) for value in values] for name, values in known.items()}
 
 
 def _piece(value: Any, rank: int, n: int) -> Tensor | None:
