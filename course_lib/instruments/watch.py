@@ -31,18 +31,20 @@ class Sent(NamedTuple):
 class Watch(TorchDispatchMode):
     """A watch over the code inside `with Watch() as watch:`.
 
-    peak: the most bytes of tensor memory held at one time, beyond those held before.
+    peak: the most bytes of tensor memory held at one time, beyond those held before.  fullest: the shapes of these
+        tensors.
     sent: the tensors of every message sent and of every collective, in order.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
+        self.fullest: list[list[int]] = []
         self.sent: list[Sent] = []
         self._held = 0
         # The tensors of the last two collectives: gloo releases its inputs a little later, at no fixed moment.
         self._given: deque[list[Tensor]] = deque(maxlen=2)
-        self._known: dict[int, object] = {}  # storages: by id, those from before and those still alive
+        self._known: dict[int, object] = {}  # by id: storages from before, and the shapes of new ones still alive
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tensors_in((args, kwargs)):
@@ -52,7 +54,7 @@ class Watch(TorchDispatchMode):
             self._note(func.__name__.partition(".")[0].strip("_"), args)
         result = func(*args, **(kwargs or {}))
         for tensor in tensors_in(result):
-            self._count(tensor.untyped_storage())
+            self._count(tensor, tensor.untyped_storage())
         return result
 
     def _note(self, operation: str, args: Any) -> None:
@@ -65,12 +67,14 @@ class Watch(TorchDispatchMode):
             name = "".join(dist.ProcessGroup.unbox(one).group_name for one in boxes[:1])
             self.sent += [Sent(operation, peer, tensor.clone(), name) for tensor in given]
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
+    def _count(self, tensor: Tensor, storage: torch.UntypedStorage) -> None:
         if id(storage) in self._known:
             return
-        self._known[id(storage)] = None
+        is_all = tensor.nbytes == storage.nbytes()  # the loss lies in what held the loss of each number
+        self._known[id(storage)] = [*tensor.shape] if is_all else [storage.nbytes() // tensor.itemsize]
         self._held += storage.nbytes()
-        self.peak = max(self.peak, self._held)
+        if self._held > self.peak:
+            self.peak, self.fullest = self._held, [one for one in self._known.values() if isinstance(one, list)]
         weakref.finalize(storage, self._release, id(storage), storage.nbytes()).atexit = False
 
     def _release(self, key: int, size: int) -> None:

@@ -96,7 +96,7 @@ def _would_do(observed: list[Observed]) -> str:
     name, *sizes = (str(observed[0].values[size]) for size in ("name", "n_stages", "m", "each"))
     n_stages, m, each = map(int, sizes)
     texts = {key.split()[-1]: str(text) for seen in observed for key, text in seen.values.items()}
-    word = re.compile(r"([FB])(\d+)" + r"\.(\d+)" * (each > 1))
+    word = re.compile(r"([FB])(-?\d+)" + r"\.(\d+)" * (each > 1))
     rows = [[word.fullmatch(one) for one in texts[f"{row}]"].split()] for row in range(n_stages // each)]
     if not all(map(all, rows)):
         return ""
@@ -105,7 +105,10 @@ def _would_do(observed: list[Observed]) -> str:
         own, yours = [*range(row, n_stages, len(rows))], sorted({stage for stage, _ in of_row})
         if yours != own:
             return f"Rank {row} has stages {own}, and your list for it has {yours or 'none'}."
-        if beyond := [one[0] for _, one in of_row if int(one[2]) >= m]:
+        if (ahead := next((i for i, (_, one) in enumerate(of_row) if one[1] == "B"), 0)) > m * each:
+            few = f"{m} micro-batch{'es' * (m > 1)}"
+            return f"Rank {row} begins with {ahead} forward passes, and there are {few}. How far ahead can it run?"
+        if beyond := [one[0] for _, one in of_row if not 0 <= int(one[2]) < m]:
             return f"Rank {row} runs {beyond[0]}, and the {m} micro-batches are numbered from 0 to {m - 1}."
     schedule = Schedule([[Action(one[1], stage, int(one[2])) for stage, one in of_row] for of_row in found])
     try:
@@ -119,14 +122,13 @@ def _would_do(observed: list[Observed]) -> str:
 
 
 on_devices = partial(Exercise, pace=Pace({"forward": 0.05, "backward": 0.1}))
+of_lists = partial(on_devices, rule=_would_do, by_rank=False)
 price = _schedule(4, "1f1b", 4, 8, runs=True)
-pipeline_actions = on_devices("pipeline_actions", listed, _play_schedule, _schedules, price, rule=_would_do)
+pipeline_actions = of_lists("pipeline_actions", listed, _play_schedule, _schedules, price)
 
 
 price = _schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True)
-interleaved_actions = on_devices(
-    "interleaved_actions", interleaved, _play_schedule, _interleavings, price, rule=_would_do
-)
+interleaved_actions = of_lists("interleaved_actions", interleaved, _play_schedule, _interleavings, price)
 
 
 # A rank that runs its list

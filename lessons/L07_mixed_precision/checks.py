@@ -65,7 +65,8 @@ def _steps_arguments(history: str, interval: int, scale: float, rank: int) -> tu
 
 def _steps_cases(seed: int) -> list[Case]:
     s, overflow = "." * seed, "overflows, with inf or nan in some gradient"
-    two = [_steps(2, "...." + s, 2), _steps(2, "0.*0*" + s, 3, overflow), _steps(2, ".1...1.." + s, 3)]
+    alone = "overflows of rank 1 alone, and a nan that the other rank does not have"
+    two = [_steps(2, "...." + s, 2), _steps(2, "0.*0*" + s, 3, overflow), _steps(2, ".1...1.." + s, 3, alone)]
     three = _steps(3, "..1..0....0" + s, 3, "3 ranks, and rank 2 has no parameters, so it has no gradients")
     return [*two, three, _steps(4, "3....1.0...." + s, 3, "a scale that is 1 at the beginning", 1.0)]
 

@@ -55,7 +55,7 @@ def _hold(plan: tuple, found: Any) -> None:
     assert len([torch.empty(int(n_bytes), dtype=torch.uint8) for n_bytes in found]) == 3
 
 
-state_bytes_more = [(3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
+state_bytes_more = [(3, "replicas alone"), (3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
 price_case = "a plan with ZeRO-2", (40_000, 4, 2, 1, 2, "bf16")
 state_bytes = computing("state_bytes", held, "plans with ", _memories, state_bytes_more, price_case, _hold)
 
@@ -99,7 +99,7 @@ def _send(plan: tuple, _: Any) -> None:
     dist.all_reduce(torch.ones(parameters, dtype=torch.float16), group=across)
 
 
-step_traffic_more = [(3, "ZeRO-3"), (3, "everything together"), (4, "everything together")]
+step_traffic_more = [(3, "replicas alone"), (3, "ZeRO-3"), (3, "everything together"), (4, "everything together")]
 traffic = "2 replicas of 2 tensor ranks, on 4 ranks", (6_000, 2, 800, 3, 2, 2, 1, 0, 0)
 pace = Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=2e6))
 step_traffic = computing(
@@ -211,7 +211,7 @@ def _said(observed: list[Observed]) -> str:
 
 
 priced_choice = _choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast")
-choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=_said)
+choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=_said, by_rank=False)
 
 
 # The time of a step, beside real machines
@@ -238,9 +238,9 @@ def _play_prediction(fn: Callable, steps: str) -> dict[str, Any]:
     if not isinstance(found, torch.Tensor) or found.shape != (len(table),) or not (found > 0).all():
         return {"seconds of each step": f"{found[0]}, of the first"}
     ask = partial(fn, table[0].model)
-    one, twice, wider = (ask(plan, n, 1e10) for plan, n in ((Plan(4, 8), 512), (Plan(4, 8), 1024), (Plan(8, 8), 512)))
-    longer, shorter = "longer" if twice > one else "no longer", "shorter" if wider < one else "no shorter"
-    certain = {"seconds of each step": "a number", "twice the samples": longer, "twice the replicas": shorter}
+    one, *others = (ask(plan, n, 1e10) for plan, n in ((Plan(4, 8), 512), (Plan(4, 8), 1024), (Plan(8, 8), 512)))
+    twice, wider = (("as long", "longer", "shorter")[int(other > one) - int(other < one)] for other in others)
+    certain = {"seconds of each step": "a number", "twice the samples": twice, "twice the replicas": wider}
     ratios = found / torch.tensor([step.seconds for step in table])
     off, usual = (ratios - 1).abs(), float(ratios.median())
     name, _, plan, samples, *_, took = table[worst := int(off.argmax())]
@@ -287,5 +287,5 @@ def _table(steps: str, text: str) -> Case:
 
 levels = Budget("percent off on average", 12, 9, with_traffic)
 tables = [_table("seen", "the ten steps of the table")], _table("unseen", "twelve others")
-by_table = partial(Exercise, compared=_certain, rule=_where_it_is_off, budget=levels)
+by_table = partial(Exercise, compared=_certain, rule=_where_it_is_off, budget=levels, by_rank=False)
 predict_step = by_table("predict_step", at_peak, _play_prediction, lambda seed: tables[0], tables[1])

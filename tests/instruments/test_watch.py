@@ -42,6 +42,14 @@ def test_a_view_keeps_the_memory_of_its_tensor_alive() -> None:
     del view, other
 
 
+def test_the_fullest_moment_has_the_shapes_of_what_was_held() -> None:
+    with Watch() as watch:
+        for n in (2, 3, 1):
+            held = [torch.zeros(n, 5), torch.zeros(7)]
+            del held
+    assert watch.fullest == [[3, 5], [7]]
+
+
 def messages(rank: int) -> list[tuple[str, int, list[float]]]:
     tensor, arriving = torch.full((2,), float(rank)), torch.empty(2)
     with Watch() as watch:

@@ -189,7 +189,12 @@ def forward_first(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Ca
         ),
         (checks.faster_backward, each_alone, "680 ms in all_reduce, in the backward pass or behind it."),
         (checks.lighter_step, forward_first, f"out of budget. {TEXTS['passes ahead'].format(ahead=16)}"),
-        (checks.lighter_step, pieces(16), "bytes of extra memory: met."),
+        (
+            checks.lighter_step,
+            pieces(16),
+            "met. At its fullest moment, rank 3 holds new tensors mostly of these shapes: 9 of [16, 4], 5 of [4, 4], "
+            "5 of [1, 4]. Which of them do you still need then?",
+        ),
     ],
 )
 def test_what_saves_nothing_is_told_what_it_shares_with_the_step_as_given(
@@ -198,6 +203,26 @@ def test_what_saves_nothing_is_told_what_it_shares_with_the_step_as_given(
     assert task.budget
     message = rated(Verdict(task.name, "passed", ""), task, task.budget, task.run([program], task.price_case)).message
     assert message.endswith(end)
+
+
+def with_a_message_behind(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+    """The block as given; at the end, rank 2 waits for a message of rank 1, so it ends last."""
+    rank = dist.get_rank()
+
+    def behind(gradient: Tensor) -> None:
+        if rank in (1, 2):
+            dist.send(gradient, 2) if rank == 1 else dist.recv(gradient.clone(), 1)
+
+    x.register_hook(behind)
+    return one_after_the_other(x, first, second)
+
+
+def test_the_time_is_told_of_the_rank_that_ends_last() -> None:
+    task = checks.faster_block
+    assert task.budget
+    run = task.run([with_a_message_behind], task.price_case)
+    message = rated(Verdict(task.name, "passed", ""), task, task.budget, run).message
+    assert "Rank 2 begins 4 operations, and 2 in ours." in message
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,9 @@ class Difference(NamedTuple):
         tensors = [value.dtype for value in (self.expected, self.got) if isinstance(value, Tensor)]
         return "type" if len(tensors) < 2 else "shape" if tensors[0] == tensors[1] else "dtype"
 
-    def facts(self) -> tuple[tuple[str, str], ...]:
-        where, pair = f"rank {self.rank}, {self.name}", [self.expected, self.got]
+    def facts(self, by_rank: bool = True) -> tuple[tuple[str, str], ...]:
+        """What was expected, what is there, and where, as far as it says something; with the rank if `by_rank`."""
+        where, pair = f"rank {self.rank}, " * by_rank + self.name, [self.expected, self.got]
         short = all(not isinstance(value, Tensor) or value.numel() <= 12 for value in pair)
         if kind(self.expected) != kind(self.got) and (not short or self.differs_in == "dtype"):
             pair = [*map(kind, pair)]
@@ -45,7 +46,7 @@ class Difference(NamedTuple):
             at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
             where, pair = f"{where}{[*at]}", [value[at] for value in pair]  # type: ignore[index]
         expected, got = ((value if isinstance(value, str) else _numbers(value)) or "nothing" for value in pair)
-        return ("Where", where), ("Expected", expected), ("Got", got)
+        return (*[("Where", where)] * (where != "the result"), ("Expected", expected), ("Got", got))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import math
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,22 +82,33 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
 def _again(exercise: Part, fn: Any, case: Case, cases: list[Case], mistakes: list[Mistake]) -> Later:
     """The evidence of a later case on more ranks, where less is equal by chance, and the mistakes that fit there, too.
 
-    None and all mistakes if there is no such case, or if a program fails in it.
+    A case with the same text, plans of the same kind, comes first; others tell apart the mistakes that fit there. None
+    and all mistakes if there is no such case, or if a program fails in it.
     """
     more = [one for one in cases[cases.index(case) + 1 : -1] if one.world_size > case.world_size]
-    with contextlib.suppress(*FAILED, IndexError):
-        programs = [exercise.right, fn, *(one.program for one in mistakes)]
-        right, mine, *theirs = map(list, zip(*exercise.run(programs, more[0]).results, strict=True))
-        again = Evidence(exercise, more[0], mine, right)
-        return again, [one for one, seen in zip(mistakes, theirs, strict=True) if again.is_like(seen)]
-    return None, mistakes
+    found: Later = None, mistakes
+    with contextlib.suppress(*FAILED):
+        for another in sorted(more, key=lambda one: one.text != case.text):
+            programs = [exercise.right, fn, *(one.program for one in found[1])]
+            right, mine, *theirs = map(list, zip(*exercise.run(programs, another).results, strict=True))
+            again = Evidence(exercise, another, mine, right)
+            fitting = [one for one, seen in zip(found[1], theirs, strict=True) if again.is_like(seen)]
+            if fitting == found[1] and not again.differences:
+                continue  # right there, as all of these mistakes are
+            if fitting or not found[0]:
+                found = found[0] or again, fitting
+            if len(fitting) < 2:
+                break
+    return found
 
 
 def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], ...]:
-    """A fact: the news in this case since the last one that passed."""
-    before = passed[-1].case.world_size if passed else case.world_size
-    ranks = f"{case.world_size} ranks instead of {before}, and " * (case.world_size != before)
-    return (("It was right before; new in this case", case.new or f"{ranks}other sizes or numbers"),) if passed else ()
+    """A fact: the news in this case since the last one that passed; that one, if nobody says what is new."""
+    if not passed:
+        return ()
+    before, n = passed[-1].case, case.world_size
+    new = case.new or f"{n} ranks instead of {before.world_size}" * (n != before.world_size)
+    return (("It was right before; new in this case", new) if new else ("It was right before, with", before.text),)
 
 
 def _judge(found: Evidence, passed: list[Evidence], later: Callable[..., Later] | None = None) -> Verdict | None:
@@ -111,9 +122,10 @@ def _judge(found: Evidence, passed: list[Evidence], later: Callable[..., Later] 
     again, confirmed = later(mistakes) if later and not breach else (None, mistakes)
     unnamed = breach or told(found, again)
     if again and mistakes and not confirmed:
-        unnamed = f"{TEXTS['this case alone'].format(said=mistakes[0].advice, case=again.case.text)} {unnamed}"
+        other = again.case.text if again.case.text != found.case.text else again.case.new
+        unnamed = f"{TEXTS['this case alone'].format(said=mistakes[0].advice, case=other)} {unnamed}"
     verdict = _named(Verdict(exercise.name, "price" if breach else "idea", unnamed), confirmed)
-    facts = found.differences[0].facts() if found.differences else ()
+    facts = found.differences[0].facts(exercise.by_rank) if found.differences else ()
     return replace(verdict, facts=() if verdict.message in dict(facts).values() else facts)  # nothing is said twice
 
 
@@ -200,14 +212,24 @@ def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
     """A sentence about what costs an open task's solution more than ours; "" if these looks see nothing."""
     (passes, ahead), (least, _) = map(_passes, (run, best))  # a pass may have several spans
     if "memory" in what:
-        return TEXTS["passes ahead"].format(ahead=ahead) * (ahead > 1)
+        return TEXTS["passes ahead"].format(ahead=ahead) if ahead > 1 else _fullest(run)
     if passes > least:
         return TEXTS["passes"].format(times=passes / least)
-    yours, at_first = map(AMOUNTS[what], (run, given))
-    same = f"{TEXTS['as given']} " * math.isclose(yours, at_first, rel_tol=1e-3)
-    (lost, most), (least, _) = map(_lost, (run, best))
-    begun, few = (len(one.results[0][0].sent) for one in (run, best))
-    return same + TEXTS["lost"].format(begun=begun, few=few, lost=lost, least=least, most=most) * bool(most)
+    same = f"{TEXTS['as given']} " * math.isclose(*map(AMOUNTS[what], (run, given)), rel_tol=1e-3)
+    last = max(run.timeline.spans, key=lambda span: (round(span.end, 9), -span.rank)).rank
+    (lost, most), (least, _) = (_lost(one, last) for one in (run, best))
+    begun, few = (len(one.results[last][0].sent) for one in (run, best))
+    text = TEXTS["lost"].format(rank=last, begun=begun, few=few, lost=lost, least=least, most=most)
+    return same + text * bool(most)
+
+
+def _fullest(run: Run) -> str:
+    """A sentence about the tensors on the rank that holds most, when it does, those of the most numbers first."""
+    rank = max(range(run.world_size), key=lambda one: run.results[one][0].memory)
+    shapes = Counter(map(tuple, run.results[rank][0].fullest))
+    largest = sorted(shapes, key=lambda shape: -shapes[shape] * math.prod(shape))[:3]
+    said = ", ".join(f"{shapes[shape]} of {[*shape]}" for shape in largest)
+    return TEXTS["fullest"].format(rank=rank, tensors=said)
 
 
 def _passes(run: Run) -> tuple[int, int]:
@@ -216,16 +238,16 @@ def _passes(run: Run) -> tuple[int, int]:
     return kinds.count("forward"), kinds.index("backward") if "backward" in kinds else 0
 
 
-def _lost(run: Run) -> tuple[int, str]:
-    """The emulated milliseconds in which rank 0 computes nothing; and what most of them go to, in words."""
-    spans, by_kind = run.timeline.of(0), defaultdict[str, list[float]](list)
+def _lost(run: Run, rank: int) -> tuple[int, str]:
+    """The emulated milliseconds in which a rank computes nothing; and what most of them go to, in words."""
+    spans, by_kind = run.timeline.of(rank), defaultdict[str, list[float]](list)
     turn = min((span.start for span in spans if span.kind == "backward"), default=math.inf)
     for span in spans:
         if span.kind in ("wait", "transfer") and not span.background:
             when = "before the first backward pass" if span.start < turn else "in the backward pass or behind it"
             by_kind[f"{span.name}, {when}"].append(1000 * (span.end - span.start))
     most, seconds = max(by_kind.items(), key=lambda one: sum(one[1]), default=("", []))
-    lost = 1000 * (run.timeline.makespan - run.timeline.busy(0))
+    lost = 1000 * (run.timeline.makespan - run.timeline.busy(rank))
     return round(lost), f"{sum(seconds):.0f} ms in {most}" * bool(most)
 
 

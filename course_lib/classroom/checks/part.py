@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -70,7 +70,7 @@ class Observed(NamedTuple):
 
     values, before: its result ("the result") and its arguments afterwards; its arguments as they were.
     sent: the tensors of its messages and collectives.  memory: the most bytes it held in addition.
-    ended_group: whether it ended the process group.
+    ended_group: whether it ended the process group.  fullest: the shapes of the tensors that took the most bytes.
     """
 
     values: Values
@@ -78,6 +78,7 @@ class Observed(NamedTuple):
     sent: list[Sent]
     memory: int
     ended_group: bool
+    fullest: Sequence[list[int]] = ()
 
 
 class Mistake(NamedTuple):
@@ -110,6 +111,7 @@ class Part:
     programs: the mistakes that are not on the lesson's page; `mistake` adds to them.
     budget: of an open task, which begins with the right solution, and in which any change is allowed that keeps its
         result.
+    by_rank: whether it says something on which rank a value is; not if each rank only asks for other numbers.
     """
 
     name: str
@@ -125,6 +127,7 @@ class Part:
     rule: Callable[[list[Observed]], str] = lambda observed: ""
     programs: list[Mistake] = field(default_factory=list)
     budget: Budget | None = None
+    by_rank: bool = True
 
     def mistake(self, program: Callable[..., Any], fails: bool = False) -> Callable[..., Any]:
         """Put a wrong solution into the bank."""
@@ -158,6 +161,10 @@ class Part:
         if self.play in (result, effect):
             return [*inspect.signature(self.right).parameters]
         return [*inspect.signature(self.play).parameters][1:]
+
+    def is_seen(self, name: str) -> bool:
+        """Whether a student knows what this is; not if it is an argument of a case that no function is called with."""
+        return name.partition("[")[0] not in {*self._names()} - {*inspect.signature(self.right).parameters}
 
     @functools.cache  # noqa: B019
     def run_right(self, case: Case) -> Run:
@@ -249,7 +256,7 @@ def _observe(rank: int, program: Callable, play: Callable, names: list[str], arg
         returned = play(program, *arguments)
     torch.use_deterministic_algorithms(False)
     after = _values_of({"the result": returned, **named})
-    return Observed(after, before, watch.sent, watch.peak, not dist.is_initialized())
+    return Observed(after, before, watch.sent, watch.peak, not dist.is_initialized(), watch.fullest)
 
 
 def _values_of(thing: Any, name: str = "") -> Values:

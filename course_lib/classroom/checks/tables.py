@@ -41,7 +41,7 @@ def computing(
 
     text, plan = price_case
     last = Case(text, 4, lambda rank: ([plan], True), "other sizes")
-    return Exercise(name, right, play, partial(_cases, what, plans, more), last, **options)
+    return Exercise(name, right, play, partial(_cases, what, plans, more), last, by_rank=False, **options)
 
 
 def _cases(what: str, plans: Callable[[int, int], Plans], more: list[tuple[int, str]], seed: int) -> list[Case]:
@@ -51,10 +51,13 @@ def _cases(what: str, plans: Callable[[int, int], Plans], more: list[tuple[int, 
     return [case(2, kind, kind) for kind in plans(seed, 0)] + [case(n, kind, "other sizes") for n, kind in more]
 
 
-def as_numbers(found: Any) -> Any:
-    """Numbers, or rows of numbers, as a tensor, so that they are compared as numbers; anything else unchanged."""
+def as_numbers(found: Any, dtype: torch.dtype | None = torch.float64) -> Any:
+    """Numbers, or rows of numbers, as a tensor, so that they are compared as numbers; anything else unchanged.
+
+    dtype: None for that of the numbers; whole ones are names then, of which no check says that one is too large.
+    """
     try:
-        return torch.tensor(_plain(found), dtype=torch.float64)
+        return torch.tensor(_plain(found), dtype=dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return found
 

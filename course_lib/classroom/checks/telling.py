@@ -39,25 +39,26 @@ def told(found: Evidence, again: Evidence | None = None) -> str:
         return TEXTS["apart"].format(rank=found.disagreeing[0])
     if all(is_same(one.before, one.got) for one in wrong):
         return TEXTS["before"].format(names=_names([one.name for one in wrong]))
-    each = (look(found, one) for one in wrong[:12] for look in (_first_relation, _sum))
+    each = (look(found, one) for one in wrong[:12] for look in (_first_relation, _sum)[: 1 + found.exercise.by_rank])
     differs = TEXTS["different"].format(rank=found.disagreeing[0]) if found.disagreeing else TEXTS["wrong"]
     looks = _same_relation(found, wrong, again) or next(filter(None, each), "") or differs
     return f"{looks} {_where(found)}".strip()
 
 
-def _say(heading: str, one: Difference, **fields: Any) -> str:
-    return TEXTS[heading].format(rank=one.rank, name=one.name, **fields)
+def _say(found: Evidence, heading: str, one: Difference, **fields: Any) -> str:
+    text = TEXTS[heading].format(rank=one.rank, name=one.name, **fields)
+    return text if found.exercise.by_rank else text.removeprefix(f"On rank {one.rank}, ").replace("in `", "In `", 1)
 
 
 def _another_kind(found: Evidence, one: Difference) -> str:
     """The difference of two values that are not of one type, dtype and shape."""
     expected, got = one.expected, one.got
     if isinstance(expected, str) and isinstance(got, str):
-        return found.exercise.rule(found.observed) or _say("other word", one, got=got)
+        return found.exercise.rule(found.observed) or _say(found, "other word", one, got=got)
     if isinstance(got, str) and got in ("None", "nothing"):
-        return _say("none", one, got=got.replace("nothing", "missing"))
+        return _say(found, "none", one, got=got.replace("nothing", "missing"))
     both = isinstance(expected, Tensor) and isinstance(got, Tensor) and _same_numbers(found, one)
-    return _say("other kind", one, what=one.differs_in) + f" {TEXTS['right numbers']}" * both
+    return _say(found, "other kind", one, what=one.differs_in) + f" {TEXTS['right numbers']}" * both
 
 
 # What all wrong numbers have in common
@@ -79,21 +80,31 @@ def _same_relation(found: Evidence, wrong: list[Difference], again: Evidence | N
     """A relation to the right number that all wrong numbers of some values have."""
     expected, got = _wrong_numbers(found, wrong)
     if not got.isfinite().all():
-        return TEXTS["infinite"].format(what="nan" if got.isnan().any() else "inf") * bool(expected.isfinite().all())
-    largest = float(expected.abs().max())
+        return _infinite(found, got) if expected.isfinite().all() else ""
+    is_amount = all(one.expected.is_floating_point() for one in wrong)  # type: ignore[union-attr]  # or else a name
+    is_whole, largest = is_same(expected, expected.round()), float(expected.abs().max())
     moved = [float((one[3] - one[2]).abs().max()) for one in wrong if kind(one.before) == kind(one.got)]  # type: ignore[operator]
-    if (most := float((got - expected).abs().max())) < 0.02 * min([largest, *moved]) and got.numel() > 1:
+    most = 0.0 if is_whole else float((got - expected).abs().max())
+    if 0 < most < 0.02 * min([largest, *moved]) and got.numel() > 1:
         return TEXTS["digits"].format(share=most / largest)
     if not got.any():
         return TEXTS["zero"]
-    if factor := _factor(found, wrong):
+    if factor := is_amount and _factor(found, wrong):
         return _by_a_factor(factor, found, again)
     if len(expected.unique()) > 1 and all(_same_numbers(found, one) for one in wrong):
         return TEXTS["places"]
     more = float((got - expected).mean())
-    if len(expected.unique()) > 1 and is_same(got, expected + more, found.tolerance + 1e-12 * largest):
+    if is_amount and len(expected.unique()) > 1 and is_same(got, expected + more, found.tolerance + 1e-12 * largest):
         return TEXTS["constant"].format(amount=abs(more), more="more" if more > 0 else "less")
     return ""
+
+
+def _infinite(found: Evidence, got: Tensor) -> str:
+    """Which numbers are there that are not finite, and whether what a rank sends has some, too."""
+    kinds = ["inf"] * bool(got.isinf().any()) + ["nan"] * bool(got.isnan().any())
+    ranks = [r for r, seen in enumerate(found.observed) if not all(one.content.isfinite().all() for one in seen.sent)]
+    also = [TEXTS["sent infinite"].format(rank=rank) for rank in ranks[:1]]
+    return " ".join([TEXTS["infinite"].format(what=" and ".join(kinds)), *also])
 
 
 def _same_numbers(found: Evidence, one: Difference) -> bool:
@@ -112,7 +123,7 @@ def _factor(found: Evidence, wrong: list[Difference]) -> float:
     factor, largest = float(got @ expected / (expected @ expected)), float(expected.abs().max())
     off = max(1.0, float(got.abs().max()) / largest) * found.tolerance + 1e-12 * largest
     is_common = is_same(got, factor * expected, off) and (len(expected.unique()) > 1 or _is_whole(factor))
-    return factor * is_common
+    return factor * (is_common and round(factor, 2) != 1)
 
 
 def _is_whole(factor: float) -> bool:
@@ -132,7 +143,8 @@ def _by_a_factor(factor: float, found: Evidence, again: Evidence | None) -> str:
     if again and is_confirmed:
         other = _factor(again, again.differences)
         reasons = {name: one for name, one in reasons.items() if name in _so_many(again, other, is_confirmed)}
-        also = TEXTS["also"].format(case=again.case.text, times=_times(other)) if other else ""
+        is_another = other and again.case.text != found.case.text
+        also = TEXTS["also"].format(case=again.case.text, times=_times(other)) if is_another else ""
     text = TEXTS["factor"].format(times=_times(factor), size="large" if abs(factor) > 1 else "small")
     return " ".join(filter(None, [text, also, *reasons.values(), TEXTS["sign"] * (factor < 0)]))
 
@@ -142,7 +154,8 @@ def _so_many(found: Evidence, factor: float, is_confirmed: bool) -> dict[str, st
     times, ranks = _times(factor), len(found.observed) * any(seen.sent for seen in found.observed + found.right)
     groups = [some for some in range(1, ranks) if is_confirmed or some == 1 or ranks % some]
     said = [""] * any(abs(times - ranks / some) < 5e-3 for some in groups)
-    rows = {name: len(one) for name, one in found.right[0].before.items() if isinstance(one, Tensor) and one.dim()}
+    given = {name: one for name, one in found.right[0].before.items() if found.exercise.is_seen(name)}
+    rows = {name: len(one) for name, one in given.items() if isinstance(one, Tensor) and one.dim()}
     said += [name for name, n in rows.items() if name.isidentifier() and abs(times - n) < 5e-3]
     return {name: TEXTS["as many rows" if name else "ranks"].format(name=name, ranks=ranks) for name in said}
 
@@ -153,11 +166,10 @@ def _so_many(found: Evidence, factor: float, is_confirmed: bool) -> dict[str, st
 def _by_rank(found: Evidence, one: Difference) -> dict[str, list[Tensor | None]]:
     """What ranks have, in the shape of a value, by names that leave out the rank; None for what has another shape."""
     before, right = [seen.before for seen in found.right], found.exercise.compared(found.right)
-    known: dict[str, list[Any]] = {
-        f"`{n}` of rank {{}} as it was": [of.get(n) for of in before] for n in before[one.rank]
-    }
+    given, made = ([*filter(found.exercise.is_seen, of[one.rank])] for of in (before, right))
+    known: dict[str, list[Any]] = {f"`{n}` of rank {{}} as it was": [of.get(n) for of in before] for n in given}
     known |= {f"piece {one.rank} of {name}": [_piece(v, one.rank, len(of)) for v in of] for name, of in known.items()}
-    known |= {f"what `{n}` of rank {{}} should be": [of.get(n) for of in right] for n in right[one.rank]}
+    known |= {f"what `{n}` of rank {{}} should be": [of.get(n) for of in right] for n in made}
     known[SENT] = [seen.sent[0].content if seen.sent else None for seen in found.observed]
     return {name: [_shaped(value, one.got) for value in values] for name, values in known.items()}
 
@@ -197,22 +209,22 @@ def _sum(found: Evidence, one: Difference) -> str:
         shares = torch.linalg.lstsq(columns, got.reshape(-1, 1)).solution.flatten()
         is_plain = all(abs(share - round(share)) < 1e-6 and abs(share) < 1.5 for share in shares.tolist())
         if is_same(columns @ shares, got.flatten(), off) and (is_plain or (got != got.round()).any()):
-            return _added_up(one, dict(zip(parts, shares.tolist(), strict=True)))
+            return _added_up(found, one, dict(zip(parts, shares.tolist(), strict=True)))
     return ""
 
 
-def _added_up(one: Difference, parts: dict[str, float]) -> str:
+def _added_up(found: Evidence, one: Difference, parts: dict[str, float]) -> str:
     (first, *_, last), times = parts, next(iter(parts.values()))
     if first == "what it should be" and last.endswith("as it was") and abs(sum(parts.values()) - 1) < 1e-6:
-        return _say("change", one, times=times)
+        return _say(found, "change", one, times=times)
     often = {name: "" if abs(abs(n) - 1) < 1e-4 else f"{abs(n):.3g} times " for name, n in parts.items()}
     terms = [f" {'plus' if n > 0 else 'minus'} {often[name]}{name}" for name, n in parts.items() if abs(n) > 1e-6]
-    return _say("sum", one, what="".join(terms).removeprefix(" plus "))
+    return _say(found, "sum", one, what="".join(terms).removeprefix(" plus "))
 
 
 def _first_relation(found: Evidence, one: Difference) -> str:
     text = _same_relation(found, [one]) if int(_off(found, one).sum()) > 1 else ""
-    return text and _say("of one", one, text=text)
+    return text and _say(found, "of one", one, text=text)
 
 
 # Where
@@ -221,14 +233,15 @@ def _first_relation(found: Evidence, one: Difference) -> str:
 def _where(found: Evidence) -> str:
     """Which values are wrong, and which are right."""
     first, wrong = found.differences[0], found.differences
-    ranks, right = sorted({one.rank for one in wrong}), _right(found)
+    every = set(range(len(found.observed)))
+    ranks, right = sorted({one.rank for one in wrong} if found.exercise.by_rank else every), _right(found)
     off = _off(found, first)
     place = f"{off.sum()} of the {off.numel()} elements of " * (not off.all())
-    if len(ranks) == len(found.observed) and not (right or place):
+    if len(ranks) == len(every) and not (right or place):
         return ""
-    at = f" on {listing(ranks)}" * (len(ranks) < len(found.observed))
+    at = f" on {listing(ranks)}" * (len(ranks) < len(every))
     text = TEXTS["where"].format(place=place, names=_names([one.name for one in wrong]), at=at)
-    if sound := sorted(set(range(len(found.observed))) - set(ranks)):
+    if sound := sorted(every.difference(ranks)):
         text += f" {TEXTS['sound'].format(ranks=listing(sound))}"
     return f"{text} {TEXTS['right'].format(names=_names(right))}" if right else text
 

@@ -316,7 +316,7 @@ def times(factor: float) -> Any:
         (lambda tensor: (2 * tensor).roll(1), "The numbers are right, and stand in the wrong places."),
         (lambda tensor: torch.cat([2 * tensor[:2], 5 * tensor[2:]]), "Wrong: 1 of the 3 elements of `the result`."),
         (lambda tensor: 0 * tensor, "Every number that is wrong is 0."),
-        (lambda tensor: 2.02 * tensor, "nearly right, off by 0.01 of the largest"),
+        (lambda tensor: 2 * tensor + torch.tensor([0.1, 0.0, 0.05]), "not what was asked for"),  # 2, 4 and 8 are exact
         (lambda tensor: (2 * tensor).double(), "than it should have"),
         (lambda tensor: (2 * tensor)[:, None], "than it should have"),
         (lambda tensor: tensor.mul_(2), "changes `tensor`"),
@@ -333,6 +333,16 @@ def test_a_result_is_compared_in_dtype_shape_and_value(fn: Any, words: str) -> N
     verdict = make(rounding=1e-6)(fn)
     assert words in verdict.message
     assert {"Where", "Expected", "Got"} <= dict(verdict.facts).keys()
+
+
+def test_what_is_not_finite_is_named_and_whether_it_was_sent() -> None:
+    def divided(tensor: Tensor) -> Tensor:
+        dist.all_reduce(quotients := tensor / torch.tensor([0.0, 1.0, 1.0]))
+        return quotients * torch.tensor([1.0, 1.0, torch.nan])
+
+    message = make()(divided).message
+    assert "has inf and nan in it where a finite number should be. So has what rank 0 sends." in message
+    assert "sends" not in make()(lambda tensor: tensor / 0).message
 
 
 @pytest.mark.parametrize(("given", "told"), [("two words", "two words"), ("", "nothing")])
@@ -391,6 +401,68 @@ def test_what_is_infinite_in_the_right_result_too_is_no_multiple(wrong: float) -
     assert "Wrong: 1 of the 3 elements of `the result`." in exercise(other).message
 
 
+# What is told of which values
+
+
+def numbered(right: list[Any], **options: Any) -> Exercise:
+    """A part whose right result is this one, with a gradient that the student's function does not get."""
+    cases = [Case("2 ranks", 2, lambda rank: (torch.tensor([0.5, 0.25, 4.0]), torch.tensor([7.5, 0.25, 0.5])))]
+    return Exercise("numbered", given(right), play_with_gradient, lambda seed: cases, cases[0], **options)
+
+
+def given(values: list[Any]) -> Any:
+    def result(tensor: Tensor) -> Tensor:
+        return torch.tensor(values)
+
+    return result
+
+
+def play_with_gradient(fn: Any, tensor: Tensor, dy: Tensor) -> Any:
+    return fn(tensor)
+
+
+def test_a_name_is_not_too_large() -> None:
+    """A rank is a name, as is a token: nobody means one more than the right one, or twice as much."""
+    assert numbered([1, 2, 3])(given([1, 2, 3])).passed
+    message = numbered([5, 6, 8])(given([6, 7, 9])).message
+    assert message == "This is not what was asked for."
+    assert numbered([2, 4, 8])(given([1, 2, 4])).message == message
+    assert "1 more than it should be" in numbered([5.0, 6.0, 8.0])(given([6.0, 7.0, 9.0])).message
+
+
+def test_a_wrong_value_is_not_explained_by_an_argument_that_students_do_not_have() -> None:
+    plus = numbered([1.0, 2.0, 4.5])(given([8.5, 2.25, 5.0])).message
+    assert plus == "This is not what was asked for."
+    assert "plus `tensor` of rank 0 as it was" in numbered([1.0, 2.0, 4.5])(given([1.5, 2.25, 8.5])).message
+
+
+def test_a_rank_that_only_asks_for_other_numbers_is_no_place() -> None:
+    def wrong_on_rank_1(tensor: Tensor) -> Tensor:
+        return torch.tensor([1.0, 2.0, 4.5]) + dist.get_rank() * torch.tensor([0.0, 2.0, 3.0])
+
+    def facts(exercise: Exercise) -> dict[str, str]:
+        return dict(exercise(wrong_on_rank_1).facts)
+
+    asking, taking = numbered([1.0, 2.0, 4.5], by_rank=False), numbered([1.0, 2.0, 4.5])
+    assert facts(taking)["Where"] == "rank 1, the result"
+    assert facts(asking).keys() == {"Expected", "Got"}
+    assert "on rank 1. Right on rank 0." in taking(wrong_on_rank_1).message
+    assert "rank" not in str(asking(wrong_on_rank_1)).partition("Tried: 2 ranks")[2]
+
+
+def test_what_is_new_is_only_said_if_somebody_knows_it() -> None:
+    sizes = {"one": (2, 1, ""), "two": (2, 2, ""), "three": (3, 3, ""), "four": (3, 4, "an even number")}
+    cases = [Case(text, n, lambda rank, size=size: (torch.ones(size),), new) for text, (n, size, new) in sizes.items()]
+    exercise = Exercise("doubled", doubled, play, lambda seed: cases, cases[-1])
+
+    def said(size: int) -> tuple[str, str]:
+        return exercise(lambda tensor: tensor * (3 if len(tensor) == size else 2)).facts[-1]
+
+    assert said(2) == ("It was right before, with", "one")
+    assert said(3) == ("It was right before; new in this case", "3 ranks instead of 2")
+    assert said(4) == ("It was right before; new in this case", "an even number")
+
+
 # What two cases say
 
 
@@ -422,6 +494,32 @@ def test_an_idea_that_does_not_fit_on_more_ranks_is_said_with_a_reserve(monkeypa
     halved = summed(sums(lambda n: 1 / 2))
     assert halved.idea == ""
     assert "This is a mean. Who divides? With 3 ranks it alone would lead to other numbers" in halved.message
+
+
+def scaled_by(one: float, two: float, three: float) -> Any:
+    """A program with another factor for each size of its argument."""
+
+    def scaled(tensor: Tensor) -> Tensor:
+        return tensor * (one, two, three)[len(tensor) - 1]
+
+    return scaled
+
+
+@pytest.mark.parametrize(
+    ("student", "idea"),
+    [((2, 1, 3), "first"), ((2, 1, 4), "second"), ((2, 1, 1), ""), ((2, 2, 3), "")],
+)
+def test_an_idea_is_confirmed_where_it_makes_a_difference(monkeypatch: Any, student: Any, idea: str) -> None:
+    """Both mistakes are right with two numbers, so three of them have to tell."""
+    cases = [Case(f"{n} numbers", ranks, lambda rank, n=n: (torch.ones(n),)) for n, ranks in ((1, 2), (2, 3), (3, 4))]
+    exercise = Exercise("scaled", scaled_by(1, 1, 1), play, lambda seed: cases, cases[0])
+    both = {("scaled", name): Advice(f"{name}.", "Why?") for name in ("first", "second")}
+    monkeypatch.setattr(prose, "words", lambda: both)
+    exercise.mistake(named("first", scaled_by(2, 1, 3)))
+    exercise.mistake(named("second", scaled_by(2, 1, 4)))
+    verdict = exercise(scaled_by(*student))
+    assert verdict.idea == idea
+    assert ("it alone would lead to other numbers" in verdict.message) == (not idea)
 
 
 def test_a_mistake_that_fails_on_more_ranks_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:

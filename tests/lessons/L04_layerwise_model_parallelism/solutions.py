@@ -171,6 +171,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         ),
         totals=("[parameters]` is missing", numbers, f"sum({numbers})"),
         parameters_alone=("[parameters]`", numbers, "(parameters, 0, 0, 0)"),
+        one_step_more=("Every number that is wrong is 4 more", "4 * 2 * len(stage)", "4 * (2 * len(stage) + 1)"),
         grows_the_widths=("changes `plans[0][0]`", rows, "widths.append(1); return found"),
     ),
 }

@@ -195,6 +195,18 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
             from_one,
         ),
         backward_first=("could not run", pair, f"{pair}[::-1]"),
+        ahead_of_all=(
+            "Rank 0 begins with 3 forward passes, and there are 2 micro-batches. How far ahead can it run?",
+            "min(n_stages - 1 - stage, n_micro_batches)",
+            "n_stages - 1 - stage",
+        ),
+        ahead_of_all_and_back=(
+            "Rank 0 begins with 3 forward passes, and there are 2 micro-batches. How far ahead can it run?",
+            "min(n_stages - 1 - stage, n_micro_batches)",
+            "n_stages - 1 - stage",
+            "range(n_micro_batches - ahead,",
+            "range(max(n_micro_batches - ahead, 0),",
+        ),
     ),
     checks.interleaved_actions: told(
         interleaved,

@@ -68,6 +68,20 @@ def loss_by_logsumexp(logits: Any, targets: Any, first: int) -> Any:
     return (total - of_targets.sum(0)).mean(), gradient / len(targets)
 
 
+def loss_of_plain_exponentials(logits: Any, targets: Any, first: int) -> Any:
+    """Send two sums, one after the other, and no maximum."""
+    exponentials = logits.exp()
+    dist.all_reduce(total := exponentials.sum(1))
+    place = targets - first
+    is_own = (place >= 0) & (place < logits.shape[1])
+    logit = torch.zeros_like(total)
+    logit[is_own] = logits[is_own, place[is_own]]
+    dist.all_reduce(logit)
+    gradient = exponentials / total[:, None]
+    gradient[is_own, place[is_own]] -= 1
+    return (total.log() - logit).mean(), gradient / len(targets)
+
+
 add_up, mean, agree = (
     "dist.all_reduce(sums)",
     "(total.log() - logit).mean()",
@@ -147,7 +161,8 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         cut_in_place=("changes `qkv`", "rows = ", "qkv.zero_(); rows = "),
         cut_with_all_left_over_on_one=("All heads that are left over go to one rank", share, left_over_on_one),
     ),
-    checks.cross_entropy: told(
+    checks.cross_entropy: {loss_of_plain_exponentials: "What may be subtracted from all logits"}
+    | told(
         entropy,
         loss_alone=("sends nothing", agree, "pass", add_up, "pass"),
         loss_as_a_number=("`the result[loss]` has another", mean, f"{mean}.item()"),

@@ -71,6 +71,8 @@ in_copies += (
     'gradient /= dist.get_world_size(groups["dp"])',
     'gradient.copy_(total / dist.get_world_size(groups["dp"]))',
 )
+divided_by_replicas = 'gradient /= dist.get_world_size(groups["dp"])'
+over_all_ranks = '(*axes, "dp")', '["dp"]', ", group=groups[axis]", "", 'size(groups["dp"])', "size()"
 on_first_tensor_rank = replicas, f'{replicas}\n    if dist.get_rank(groups["tp"]): return'
 
 RIGHT: dict[Exercise, list[Callable[..., object]]] = {
@@ -114,7 +116,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
             "mesh[d, p].tolist()",
             "[one + tp * d for one in mesh[d, p].tolist()]",
         ),
-        mesh_in_floats=("has another type than it should have", "mesh[d, p].tolist()", "mesh[d, p].double().tolist()"),
+        mesh_in_floats=("has another dtype than it should have", "mesh[d, p].tolist()", "mesh[d, p].double().tolist()"),
         mesh_backwards=("in the wrong places", first, f"{first}[::-1]"),
     ),
     checks.gradient_norm: told(
@@ -125,8 +127,14 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         norm_of_frozen_as_one=("a small number that is added", *frozen_as_one),
     ),
     checks.complete_gradients: told(
+        complete_one_by_one,
+        complete_over_all_ranks=("whatever `added_on` says", *over_all_ranks),
+        complete_one_replica=("those of one replica's samples:", '(*axes, "dp")', "axes", divided_by_replicas, "pass"),
+        complete_half_a_replica=("samples, divided by the number of replicas:", '(*axes, "dp")', "axes"),
+    )
+    | told(
         completed,
-        complete_in_other_tensors=("what you compute does not stay there", known, copied),
+        complete_in_other_tensors=("or the mean does not stay in the gradient", known, copied),
         complete_nothing=("sends nothing", of_known, "if one is None]"),
         complete_in_single_precision=("than it should have", *in_float32),
         complete_by_broadcast=("is exactly `gradients[0]` of rank 0 as it was", average, broadcast),

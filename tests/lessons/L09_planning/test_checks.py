@@ -102,3 +102,35 @@ def test_what_is_wrong_with_a_plan_is_said_once() -> None:
     said = str(checks.choose(one_replica_each))
     assert "micro-batches of 1, ZeRO 0, recompute none fits, and its step takes 1.20 times as long as it could" in said
     assert said.count("fits, and its step takes") == 1
+
+
+def test_a_choice_has_no_place() -> None:
+    facts = dict(checks.choose(lambda model, cluster, global_batch: None).facts)
+    assert "Where" not in facts
+
+
+def looked_up(model: ModelSpec, plan: Plan, samples: int, network: float) -> float:
+    return max(step.seconds for step in checks.SEEN if step.model.parameters <= max(model.parameters, 2e9))
+
+
+def steps_in_a_second(model: ModelSpec, plan: Plan, samples: int, network: float) -> float:
+    return plan.devices * 312e12 / model.step_flops(samples)
+
+
+def shorter_with_more_samples(model: ModelSpec, plan: Plan, samples: int, network: float) -> float:
+    return 1e4 / samples / plan.devices
+
+
+@pytest.mark.parametrize(
+    ("predict", "idea"),
+    [
+        (lambda model, plan, samples, network: 20.0, "constant"),
+        (looked_up, "constant"),
+        (lambda model, plan, samples, network: samples / 100, "devices_forgotten"),
+        (lambda model, plan, samples, network: 20.0 / plan.devices, "samples_forgotten"),
+        (steps_in_a_second, "speed"),
+        (shorter_with_more_samples, ""),
+    ],
+)
+def test_a_prediction_is_told_which_way_it_goes(predict: Any, idea: str) -> None:
+    assert checks.predict_step(predict).idea == idea
