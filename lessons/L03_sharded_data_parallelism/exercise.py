@@ -682,6 +682,9 @@ arriving.idle
 # everything is hidden that can be:
 
 # %%
+from lessons.L03_sharded_data_parallelism.checks import hidden  # ours
+
+
 def steps(rank, step, layers, width, samples, times=1):
     """Some steps on this rank. Returns the seconds that one of them took."""
     shards = [torch.rand(width // dist.get_world_size(), width) / width for _ in range(layers)]
@@ -696,7 +699,7 @@ def steps(rank, step, layers, width, samples, times=1):
 for layers, message in (8, 25), (8, 10), (24, 25):
     link = Link(bandwidth=3 * 4 * 64 * 16 / (message / 1000))  # a rank sends three quarters of 64 x 64 numbers
     pace = Pace({"forward": 0.020, "backward": 0.060}, link)
-    three = one_after_the_other, faster_layers, checks.faster_layers.budget.ours
+    three = one_after_the_other, faster_layers, hidden
     runs = [launch(steps, 4, (step, layers, 64, 2), pace=pace) for step in three]
     slow, fast, ours = (1000 * run.timeline.makespan for run in runs)
     print(f"{layers:2} layers, {message} ms for a message: one after the other {slow:5,.0f} ms, yours {fast:5,.0f} ms, "

@@ -103,7 +103,7 @@ def test_the_best_price(exercise: Exercise, numbers: int, operations: str) -> No
 
 
 def test_heads_are_cut_without_a_word() -> None:
-    assert costs(checks.cut_heads, s.cut_like_cards)["bytes a rank sends"] == ("0", "0")
+    assert "bytes a rank sends" not in costs(checks.cut_heads, s.cut_like_cards)
 
 
 def test_three_operations_where_two_would_do_get_a_remark() -> None:
