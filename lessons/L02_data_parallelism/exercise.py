@@ -15,9 +15,9 @@
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder one
 # thing at a time, and compares what it leaves with what a single process would have. At the first case that goes wrong
 # it asks you a question if it knows the idea behind it, and shows what was expected and what is there. Once nothing is
-# wrong, it tells you what your solution costs, beside the best possible. Nothing that you write can break anything: a
-# deadlock, an endless loop or a crash ends in a sentence and a line number. Run a check as often as you like. The 2
-# points beside those of an open task are for three sentences. No check can read them, so a person does.
+# wrong, it tells you what your solution costs, beside the lowest price known. Nothing that you write can break
+# anything: a deadlock, an endless loop or a crash ends in a sentence and a line number. Run a check as often as you
+# like. The 2 points beside those of an open task are for three sentences. No check can read them, so a person does.
 
 # %%
 import statistics
@@ -94,11 +94,11 @@ checks = grading.of("lessons.L02_data_parallelism.checks")
 checks.split_batch(split_batch).points(2)
 
 # %% [markdown]
-# If your price shows extra bytes, your share is a copy. A slice is a view: it takes no memory, whatever the size of the
-# batch. The idle time is that of a step in which each sample takes equally long; with ten samples on four ranks some
-# idle time is left even at best. Which sample goes to which rank is free, as a mean does not depend on the order:
-# PyTorch's `DistributedSampler` deals samples out one by one, like cards. The course's own function is
-# [`split`](../../course_lib/mechanisms/batches.py).
+# `batch.tensor_split(world_size)[rank]` is this function in a line. If your price shows extra bytes, your share is a
+# copy. A slice is a view: it takes no memory, whatever the size of the batch. The idle time is that of a step in which
+# each sample takes equally long; with ten samples on four ranks some idle time is left even at best. Which sample goes
+# to which rank is free, as a mean does not depend on the order: PyTorch's `DistributedSampler` deals samples out one by
+# one, like cards. The course's own function is [`split`](../../course_lib/mechanisms/batches.py).
 
 # %% [markdown]
 # ## 2. Average the gradients
@@ -422,15 +422,17 @@ checks.faster_backward(each_alone)
 # other.
 
 # %% nbgrader={"grade_id": "ends", "solution": true}
-def ends(layers_per_bucket):
+def ends(layers_per_bucket, layers=8, forward=400, backward=100, rounds=90, carried=30):
     """When the last message ends, in milliseconds from the start of the step.
 
-    layers_per_bucket: 1, 2, 4 or 8, of eight layers.
+    layers_per_bucket: it divides the layers.
+    forward: of all layers.  backward: of one layer.
+    rounds: what each message takes, however short it is.  carried: what it takes for each layer in it.
     """
     ### BEGIN SOLUTION
     end = 0
-    for layers in range(layers_per_bucket, 9, layers_per_bucket):
-        end = max(end, 400 + 100 * layers) + 90 + 30 * layers_per_bucket
+    for finished in range(layers_per_bucket, layers + 1, layers_per_bucket):
+        end = max(end, forward + backward * finished) + rounds + carried * layers_per_bucket
     return end
     ### END SOLUTION
 
@@ -520,8 +522,38 @@ for layers in 1, 2, 4, 8:
     print(f"buckets of {layers}: predicted {ends(layers):,} ms, emulated {emulated:,.0f} ms, {verdict}")
 
 # %% [markdown]
+# And on GPUs? A model of 6.5 billion parameters has 32 layers, and 64 H100 are its replicas, each with a card of 400
+# Gbit/s. For $T$ tokens on a device, a layer of $P$ parameters takes $2PT$ FLOPs forward and $4PT$ backward. A ring
+# sends $2P$ bytes of gradients nearly twice, in 126 rounds. *Predict:* with 8,192 tokens on a device, how much of the
+# messages is still to be seen behind the last backward pass, with one layer in a bucket, and with all 32? And with
+# 32,768 tokens?
+
+# %%
+from course_lib.planner import Cluster
+
+cluster, layer, n = Cluster("H100-80GB", between="InfiniBand NDR"), 202e6, 64
+speed, link = cluster.spec.peak["bf16"] * cluster.spec.matmul, cluster.between_link  # what large products reach
+rounds = 1000 * 2 * (n - 1) * link.latency
+carried = 1000 * 2 * (n - 1) / n * 2 * layer / link.achieved
+for tokens in 8192, 32_768:
+    computed = 1000 * 2 * layer * tokens / speed
+    print(f"{tokens:6,} tokens: a layer takes {2 * computed:4.1f} ms backward, its gradients {carried:.1f} ms on the "
+          f"link and {rounds:.1f} ms of rounds; a step computes for {96 * computed:,.0f} ms")
+    for size in 1, 4, 32:
+        shown = ends(size, 32, 32 * computed, 2 * computed, rounds, carried) - 96 * computed
+        print(f"    {size:2} layers in a bucket: {shown:4.0f} ms more")
+
+# %% [markdown]
+# With few tokens the link is the slower of the two, and no bucket hides what is left over: then only more tokens on a
+# device help, or fewer bytes. With many tokens all but the last bucket hides, so it had better be small. But not too
+# small: PyTorch's 25 MiB would be a fifteenth of a layer here, and in a ring of 64 such a message takes as long for its
+# rounds as for its bytes.
+#
 # And on your own computer? Two ranks, 16 layers with a megabyte of gradients each, and a real clock. *Predict:* which
-# size is the best one, and by how much?
+# size is the best one?
+
+# %%
+my_best_size = None
 
 # %% tags=["nbval-ignore-output"]
 def measured_step(rank, layers_per_bucket):
@@ -539,6 +571,7 @@ def measured_step(rank, layers_per_bucket):
 
 for layers in 1, 4, 16:
     print(f"measured, buckets of {layers:2}: {1000 * max(launch(measured_step, 2, args=(layers,)).results):4.0f} ms")
+print("you expected the best one to be", my_best_size)
 
 # %% [markdown]
 # Run the cell twice before you believe an order. Here no link stands beside the processor: the cores that compute also

@@ -177,8 +177,7 @@ def _state_is_sharded(observed: list[Observed]) -> str:
 
     A rank may hold its piece of all parameters, or a piece of each: then up to one more for each of the four.
     """
-    states = [[int(number) for number in str(seen.values["the result"]).split(" of ")] for seen in observed]
-    most, total = max(states)
+    most, total = max([int(number) for number in str(seen.values["the result"]).split(" of ")] for seen in observed)
     share = -(-total // len(observed))
     too_much = f"The result is right, but a rank keeps the optimizer's state of {most} parameters, not of {share}."
     return too_much * (most > share + 4)

@@ -87,8 +87,8 @@ def reduce_scatter(tensor):
 # <details><summary>Hint 2: who receives first?</summary>
 #
 # `dist.send` comes back only when the other side receives. What happens if all ranks send first? `dist.isend` comes
-# back at once with a handle, and `wait()` can come later. With four ranks, let rank 0 send to 1, 2 and 3 in turn, and
-# rank 1 to 2, 3 and 0. From whom does rank 1 receive in each round? In Python, `-1 % 4` is 3.
+# back at once with a handle, and `wait()` can come later. If all four ranks send to rank 0 first, who waits? In which
+# order can they send, so that in each round everybody sends one message and receives one? In Python, `-1 % 4` is 3.
 # </details>
 # <details><summary>Hint 3: the sum</summary>
 #
@@ -419,7 +419,8 @@ def recompute(block, x):
     block: a module, or any function with parameters inside; it may use dropout, and it
         may communicate.
     x: a tensor that needs a gradient.
-    Returns what block(x) returns, with a backward pass. After it, gradients of x and of
+    Returns what block(x) returns, with a backward pass that you write yourself, without
+    torch.utils.checkpoint. After it, gradients of x and of
     the block's parameters are as if it had been computed once. Random numbers that
     others draw later are so, too.
     """
@@ -707,14 +708,17 @@ for layers, message in (8, 25), (8, 10), (24, 25):
 
 # %% [markdown]
 # So much for emulated devices. What does it bring on yours? The same two steps without a pace, with larger layers, on
-# the clock of your computer. *Predict:* is the ratio as good?
+# the clock of your computer. *Predict:* what is the ratio of the two?
+
+# %%
+my_ratio = None
 
 # %% tags=["nbval-ignore-output"]
 taken = {}
 for step in one_after_the_other, faster_layers:
     taken[step] = min(max(launch(steps, 4, args=(step, 8, 512, 256, 3)).results) for _ in range(3))
     print(f"measured, {step.__name__:20} {1000 * taken[step]:5.0f} ms")
-print(f"ratio {taken[one_after_the_other] / taken[faster_layers]:.2f}")
+print(f"ratio {taken[one_after_the_other] / taken[faster_layers]:.2f}, and you expected {my_ratio}")
 
 # %% [markdown]
 # Probably not, if your computer has few cores. Four ranks share them, and a message is work for the same cores: they

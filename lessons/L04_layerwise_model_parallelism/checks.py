@@ -72,8 +72,12 @@ def _dearest(model: tuple, stages: Any) -> str:
     empty = [number for number, layers_of_one in enumerate(lists) if not layers_of_one]
     wrong = {f"{len(lists)} stages": len(lists) != n_stages, f"no layer on stages {empty}": bool(empty)}
     wrong |= {f"layers {layers}, not {every}": layers != every}
-    found = [text for text, is_so in wrong.items() if is_so]
-    return found[0] if found else f"the dearest costs {max(sum(costs[i] for i in stage) for stage in lists)}"
+    if found := [text for text, is_so in wrong.items() if is_so]:
+        return found[0]
+    better, prices = split(costs, n_stages), [sum(costs[i] for i in stage) for stage in lists]
+    least = max(sum(costs[i] for i in stage) for stage in better)
+    more = f": {prices}; with stages from layers {[one.start for one in better]} it is {least}"
+    return f"the dearest costs {max(prices)}" + more * (max(prices) > least)
 
 
 split_layers_more = [(n, kind) for n in (3, 4) for kind in ("unequal layers", "stages of different length")]

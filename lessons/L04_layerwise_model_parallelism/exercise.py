@@ -85,7 +85,7 @@ def split_layers(costs, n_stages):
 # <details><summary>Hint 4: which one?</summary>
 #
 # In the picture, two splits are compared by one number each, 12 and 8. How do you get that number, from the costs and
-# the stages? `min(candidates, key=...)` takes a function that says it.
+# the stages?
 # </details>
 
 # %% nbgrader={"grade_id": "check_split_layers", "grade": true, "locked": true, "points": 3}
@@ -124,6 +124,9 @@ cut.idle
 # does the most expensive stage exceed eight layers, with 128 layers and with 126?
 
 # %%
+my_percent = {128: None, 126: None}
+
+# %%
 from course_lib.mechanisms import layerwise
 
 layer, end = 3.19, 2.10  # billion parameters
@@ -131,7 +134,8 @@ for layers in 128, 126:
     costs = [end, *[layer] * layers, end]
     held = [sum(costs[i] for i in stage) for stage in layerwise.split_layers(len(costs), 16, costs)]
     print(f"{layers} layers: the first stage holds {held[0]:.1f} billion, the second {held[1]:.1f}, "
-          f"the last {held[-1]:.1f}; the largest is {max(held) / (8 * layer) - 1:.1%} more than eight layers")
+          f"the last {held[-1]:.1f}; the largest is {max(held) / (8 * layer) - 1:.1%} more than eight layers, "
+          f"expected {my_percent[layers]}")
 
 # %% [markdown]
 # Two layers fewer are 1.6% of the model, and the most expensive stage becomes 8% cheaper. So its authors left out one
@@ -413,6 +417,36 @@ lighter.points(3)
 
 # %%
 lighter.idle
+
+# %% [markdown]
+# Memory has a price in time. On this clock, 64 samples at once take 0.6 s. *Predict:* how many bytes and how many
+# seconds is it with pieces of 16 samples, and with pieces of 4?
+
+# %%
+my_curve = {16: None, 4: None}
+
+# %%
+def in_pieces(size):
+    def step(stage, inputs, targets, loss_fn, width):
+        total = None
+        for x, y in zip(inputs.split(size), targets.split(size), strict=True):
+            loss = forward_and_backward(stage, x, y, lambda a, b: loss_fn(a, b) * len(b) / len(targets), width)
+            total = None if loss is None else loss.detach() + (0 if total is None else total)
+        return total
+
+    return step
+
+
+for size in 64, 16, 4, 1:
+    tried = checks.lighter_step(in_pieces(size))
+    found = tried.message.partition(" bytes")[0].split()[-1]
+    seconds = tried.idle.timeline.makespan
+    print(f"pieces of {size:2}: {found:>6} bytes, {seconds:4.1f} s, predicted {my_curve.get(size)}")
+
+# %% [markdown]
+# The smaller the pieces, the more slowly memory falls, since the gradients stay. The time grows as fast as ever: here a
+# pass takes as long for one sample as for 64. On real devices it does so, too, as soon as a piece is too small to fill
+# them. So one takes the largest pieces that fit.
 
 # %% [markdown]
 # What did you give for the memory? Write three sentences: what is held now, what takes longer, and when you would do

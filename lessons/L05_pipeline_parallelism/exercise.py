@@ -480,12 +480,15 @@ choice.idle
 # or less, and why?
 
 # %%
+my_times = {"GPT-39B": None, "GPT-3": None}
+
+# %%
 PAIRS = {"GPT-39B": (4, 96, 2, 8, 1.075), "GPT-3": (32, 768, 2, 6, 1.070)}
 
 for name, (stages, samples, small, large, measured) in PAIRS.items():
     idle_small, idle_large = (bubble([1] * stages, [1] * stages, samples // size) for size in (small, large))
     print(f"{name:7}: idle {idle_small:.1%} or {idle_large:.1%}, so {(1 - idle_small) / (1 - idle_large):.3f} times "
-          f"as long; measured {measured:.3f}")
+          f"as long; expected {my_times[name]}, measured {measured:.3f}")
 
 # %% [markdown]
 # The bubble exaggerates: with few samples, a pass is less efficient. Its fixed cost is the overhead of this part. How
@@ -504,10 +507,10 @@ print(f"with it, GPT-3 takes {times_as_long(overhead, *other):.3f} times as long
 print(f"best number for the 768 samples of GPT-3, if all fit: {best_micro_batches(768, 32, overhead, 1.0, 768)}")
 
 # %% [markdown]
-# An overhead that was found with one model predicts the other to a percent. It is about a quarter of a sample of 2,048
-# tokens, on these GPUs, with eight tensor ranks: there all-reduces have latencies, and narrow matrices are slow. With
-# other devices or other tensor ranks it is another number. (Whether micro-batches of 3 samples fit is another question:
-# the first stage of GPT-3 holds 32 of them at a time.)
+# An overhead that was found with one model explains six of the seven percent of the other. It is about a quarter of a
+# sample of 2,048 tokens, on these GPUs, with eight tensor ranks: there all-reduces have latencies, and narrow matrices
+# are slow. With other devices or other tensor ranks it is another number. (Whether micro-batches of 3 samples fit is
+# another question: the first stage of GPT-3 holds 32 of them at a time.)
 
 # %% [markdown]
 # ## 6. An open task: a slow stage

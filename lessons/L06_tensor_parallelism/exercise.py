@@ -15,9 +15,9 @@
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder one
 # thing at a time, and compares what it leaves with what one process with the whole matrices would have. Once nothing is
-# wrong, it tells you what your solution costs, beside the best possible. Nothing that you write can break anything. Run
-# a check as often as you like. The 2 points beside those of an open task are for three sentences. No check can read
-# them, so a person does.
+# wrong, it tells you what your solution costs, beside the lowest price known. Nothing that you write can break
+# anything. Run a check as often as you like. The 2 points beside those of an open task are for three sentences. No
+# check can read them, so a person does.
 
 # %%
 from dataclasses import replace
@@ -66,7 +66,7 @@ x.grad
 def column_parallel(x, weight, bias):
     """This rank's outputs of a linear layer.
 
-    x: [..., inputs], the same on all ranks.
+    x: [..., inputs], the same on all ranks, in any float dtype.
     weight, bias: this rank's shares, [its outputs, inputs] and [its outputs]. Ranks may
         have different numbers of outputs.
 
@@ -145,7 +145,7 @@ checks.column_parallel(column_parallel).points(2)
 def row_parallel(x, weight, bias):
     """A linear layer of which this rank has some inputs.
 
-    x: this rank's inputs, [..., its inputs]. Ranks may have different numbers of them.
+    x: this rank's inputs, [..., its inputs], in any float dtype. Ranks may have different numbers of them.
     weight: this rank's share, [outputs, its inputs].
     bias: [outputs], the same on all ranks. Each of them keeps it, so each needs its gradient.
 
@@ -263,8 +263,8 @@ def cut_heads(qkv, bias, out, heads):
 # <details><summary>Hint 4: row numbers</summary>
 #
 # A list or a tensor of row numbers can be an index: `matrix[[4, 5, 0]]` takes three rows. `torch.arange(6).view(3, 2)`
-# is [[0, 1], [2, 3], [4, 5]], and `.tensor_split(2)` cuts that between rows. What do you have to do to the numbers for
-# keys and values?
+# is [[0, 1], [2, 3], [4, 5]]: if these are rows of heads, how many heads are there, and which of them are yours? What
+# do you have to do to the numbers for keys and values?
 # </details>
 
 # %% nbgrader={"grade_id": "check_cut_heads", "grade": true, "locked": true, "points": 3}
@@ -308,8 +308,8 @@ checks.cut_heads(cut_heads).points(3)
 def cross_entropy(logits, targets, first):
     """Loss and gradient from a share of the logits.
 
-    logits: [targets, its tokens], of this rank's tokens. They may be large; they stay as
-        they are.
+    logits: [targets, its tokens], of this rank's tokens, in any float dtype, which loss and
+        gradient have, too. They may be large; they stay as they are.
     targets: int64 [targets], token numbers in the whole vocabulary, the same on all ranks.
     first: the number of this rank's first token; the others follow. Every token is on
         one rank, and ranks may have different numbers of them.
@@ -390,9 +390,10 @@ checks.cross_entropy(cross_entropy).points(4)
 # such layers, cut for each rank: they take a whole x and return a partial sum of their output. The block below is
 # right, and the link is slow: on each of four ranks a whole x takes 82 ms to leave, and arrives 2 ms later. An
 # all-reduce takes 135 ms, in six rounds of a ring. Change whatever you like, as long as the result and the gradients
-# stay exact: the emulated clock counts. Use collectives or messages by hand, one or the other, and no groups of your
-# own: on this clock they do not slow each other down, and on a real link they do. Four levels are on the scale: met,
-# good, as good as ours, and far better than ours. The block as it is:
+# stay exact: the emulated clock counts. A call of a layer takes 20 ms forward and 40 ms backward, however few samples
+# it is given. Use collectives or messages by hand, one or the other, and no groups of your own: on this clock they do
+# not slow each other down, and on a real link they do. Four levels are on the scale: met, good, as good as ours, and
+# far better than ours. The block as it is:
 
 # %%
 def all_reduced(tensor):
@@ -456,12 +457,12 @@ block = checks.faster_block(faster_block)
 block.points(3)
 
 # %% [markdown]
-# Your block, the one that was given, and ours: one all-reduce on each way, 390 ms. No block is faster than 370: the
-# layers take 120, each way a rank sends one and a half times a whole x, which takes 123, and the last byte arrives 2 ms
-# later. By hand, in two rounds, it is 374; in two pieces, of which the second is on its way while the first is added
-# up, it is 370. GPT-J put the two layers side by side for this reason; PaLM did because their first products can then
-# be one (Chowdhery et al. 2022, section 2). With `torch.distributed.tensor`, `parallelize_module` sums behind each
-# layer of its plan. The course's own layers are
+# Your block, the one that was given, and ours: one all-reduce on each way, 390 ms. No block that calls each layer once
+# is faster than 370: the layers take 120, each way a rank sends one and a half times a whole x, which takes 123, and
+# the last byte arrives 2 ms later. By hand, in two rounds, it is 374; in two pieces, of which the second is on its way
+# while the first is added up, it is 370. GPT-J put the two layers side by side for this reason; PaLM did because their
+# first products can then be one (Chowdhery et al. 2022, section 2). With `torch.distributed.tensor`,
+# `parallelize_module` sums behind each layer of its plan. The course's own layers are
 # [`ColumnParallelLinear`](../../course_lib/mechanisms/tensor_parallel/linear.py) and its counterpart.
 
 # %%
@@ -506,7 +507,7 @@ def all_reduce_ms(tokens, hidden, ranks, bytes_per_second):
 
 
 # %%
-my_shares = {"NVLink 4": 0.5, "InfiniBand NDR": 0.5}  # put your prediction here
+my_shares = {"NVLink 4": None, "InfiniBand NDR": None}  # put your prediction here
 
 # %% [markdown]
 # The planner has a catalogue of devices and links. A layer's matrices have $12h^2$ parameters, so its products take
@@ -526,7 +527,7 @@ for link in cluster.inside_link, cluster.between_link:
     without = 1000 * ring_seconds("all_reduce", 2 * tokens * hidden, 8, replace(link, latency=0.0, launch=0.0))
     verdict = "exactly" if isclose(mine, without, rel_tol=1e-9) else "not yet"
     print(f"{link.name:14}: an all-reduce takes {sends:.2f} ms, its bytes alone {without:.3f}, yours {mine:.3f}: "
-          f"{verdict}; two of them are {share:.0%} of the way forward, predicted {my_shares[link.name]:.0%}")
+          f"{verdict}; two of them are {share:.0%} of the way forward, predicted {my_shares[link.name]}")
 
 # %% [markdown]
 # Inside a node about a third of the way forward is messages, and across nodes nearly four fifths. Little of it can
@@ -534,8 +535,27 @@ for link in cluster.inside_link, cluster.between_link:
 # ranks stay inside a node. What crosses nodes had better be rare or small: a gradient once in a step, or the
 # activations between two stages.
 #
-# A larger micro-batch hardly helps: products and messages both grow with the tokens. A larger hidden size does, since
-# products grow with its square. So do fewer tensor ranks, since each computes more and sends little less.
+# Which way out is there, if tensor ranks have to cross nodes all the same? *Predict:* at which hidden size are messages
+# only a fifth of the way forward, with eight ranks, and with two? And does a larger micro-batch help?
+
+# %%
+my_hidden = {8: None, 2: None}
+
+# %%
+def share_across(tokens, hidden, ranks):
+    sends = 2 * all_reduce_ms(tokens, hidden, ranks, cluster.between_link.achieved)
+    return sends / (sends + 1000 * 24 * hidden**2 * tokens / ranks / speed)
+
+
+for ranks in 8, 2:
+    enough = next(hidden for hidden in range(1024, 10**6, 1024) if share_across(2048, hidden, ranks) <= 0.2)
+    print(f"{ranks} ranks: a fifth at a hidden size of {enough:,}, predicted {my_hidden[ranks]}")
+print(f"GPT-3, 2,048 tokens: {share_across(2048, 12_288, 8):.0%}, 16,384 tokens: {share_across(16_384, 12_288, 8):.0%}")
+
+# %% [markdown]
+# A larger micro-batch does not help: products and messages both grow with the tokens. A larger hidden size does, since
+# products grow with its square, but no model is that wide. Fewer tensor ranks help most, since each computes more and
+# sends little less.
 
 # %% [markdown]
 # ## Everything together

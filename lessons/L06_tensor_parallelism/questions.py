@@ -36,11 +36,8 @@ def _compare_cuts(way: str, ranks: int) -> Outcome:
 # How many all-reduces
 
 
+SLIPS = {"once": 4 / 6, "all": 8 / 6, "half": 1 / 2}
 ALL_REDUCES = Quantity("a number of all-reduces", {"all-reduces": 1.0, "all-reduce": 1.0, "": 1.0}, "10 all-reduces")
-
-
-def _slips(layers: int) -> dict[str, float]:
-    return {"once": 4 / 6, "all": 8 / 6, "half": 1 / 2}
 
 
 def _count_all_reduces(layers: int) -> Outcome:
@@ -127,7 +124,7 @@ QUESTIONS: dict[str, Seeded] = {
     "which_cut": Seeded(4, choice(each(_compare_cuts, map(", ".join, CUTS))), (2, 8), lambda ranks: {"ranks": ranks}),
     "count_all_reduces": Seeded(
         24,
-        number(ALL_REDUCES, _count_all_reduces, _slips, tolerance=0.0),
+        number(ALL_REDUCES, _count_all_reduces, lambda _: SLIPS, tolerance=0.0),
         (12, 32, 40),
         lambda layers: {"layers": layers},
     ),

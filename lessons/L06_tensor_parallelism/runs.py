@@ -227,7 +227,7 @@ def _run_cut(
     a, b = ((torch.randn(shape, generator=generator) / shape[0] ** 0.5).requires_grad_() for shape in shapes)
     operations = cut_mlp(a, b, cut, sequence_parallel)
     operations = gelu_first(operations) if mistake == "gelu" else without_sum(operations, mistake)
-    own = _own_positions if sequence_parallel else _all
+    own = (lambda tensor: tp.shard(tensor, tp.SEQUENCE)) if sequence_parallel else _all
     y, of_x, *of_matrices = _one_process(a, b, x, gradient, cut)
     dist.barrier()
     got = (*forward_and_backward(operations, own(x), own(gradient)), *_gradients(a, b, cut))
@@ -239,10 +239,6 @@ def _run_cut(
 
 def _all(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _own_positions(tensor: Tensor) -> Tensor:
-    return tp.shard(tensor, tp.SEQUENCE)
 
 
 def _gradients(a: Tensor, b: Tensor, cut: tuple[str, str]) -> list[Tensor]:

@@ -251,6 +251,9 @@ checks.sum_gradients(sum_gradients).points(3)
 # [`all_reduce_in`](../../course_lib/mechanisms/collectives.py) does, as `all_reduce_in(torch.float16,
 # accumulate=torch.float32)`. In this course, `MasterWeights.accumulate` adds up micro-batches.
 #
+# One thing is still lost. A rank rounds its part of the mean to 16 bits before it sends it. If that part is below
+# $2^{-25}$, zero travels: four ranks with $2^{-24}$ each end with 0. This is what the loss scale of part 1 is for.
+#
 # PyTorch's `DistributedDataParallel` divides before it adds up, too. Its gradients have the dtype of the weights, so
 # there micro-batches are added up in 16 bits if the weights have 16. `fully_shard` lets you choose what is added up in
 # (`MixedPrecisionPolicy(reduce_dtype=...)`).
@@ -702,8 +705,14 @@ lighter.points(3)
 # In PyTorch, `ZeroRedundancyOptimizer` shards what an optimizer keeps, and `fully_shard` keeps the masters themselves
 # in shards. The course's own is [`ShardedOptimizer`](../../course_lib/mechanisms/sharding.py).
 #
+# Numbers that you keep in Python lists are not counted, and take more memory than tensors: whoever does that fools only
+# himself.
+#
 # Time was free here. *Predict:* how many messages does your training send in a step? Each of them pays a latency of at
 # least 2 ms, and a backward pass takes 40 ms. Here it is on the emulated clock, and below it the one that was given:
+
+# %%
+my_messages = None
 
 # %%
 lighter.idle

@@ -229,7 +229,7 @@ def _few_meshes(seed: int) -> list[Case]:
 
 
 price, slow = _on_mesh(_arisen, (2, 2, 2)), Link(0.004, 2.5e4)
-levels = Budget("emulated milliseconds", 76, 71, at_once, 60)
+levels = Budget("emulated milliseconds", 74, 71, at_once, 60)
 on_nodes = partial(Exercise, rounding=1e-12, budget=levels, breach=partial(on_one_link, n_groups=3))
 pace = Pace(PACE.device, Link(0.004, 1e5), slow, 4)
 faster_completion = on_nodes("faster_completion", completed, _play_step, _few_meshes, price, pace)

@@ -206,8 +206,7 @@ def _complaint(plan: Any, best: Estimate) -> str:
 
 
 def _said(observed: list[Observed]) -> str:
-    said = [str(seen.values["the result"]) for seen in observed]
-    return next((one for one in said if one != GOOD), "")
+    return next((one for seen in observed if (one := str(seen.values["the result"])) != GOOD), "")
 
 
 priced_choice = _choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast")
@@ -243,12 +242,12 @@ def _play_prediction(fn: Callable, steps: str) -> dict[str, Any]:
     certain = {"seconds of each step": "a number", "twice the samples": twice, "twice the replicas": wider}
     ratios = found / torch.tensor([step.seconds for step in table])
     off, usual = (ratios - 1).abs(), float(ratios.median())
-    name, _, plan, samples, *_, took = table[worst := int(off.argmax())]
+    name, _, plan, samples, *_ = table[worst := int(off.argmax())]
     shape = f"{name}, dp {plan.dp} x tp {plan.tp} x pp {plan.pp}, {plan.micro_batches(samples)} micro-batches"
     far, more = max((usual, "long"), (1 / usual, "short"))
     common = f"By yours, half of the steps are {far:,.0f} times as {more} as they were, or more. " * (far > 3)
     all_off = f"By yours, all steps are too {more}. " * bool(((ratios > 1) == (usual > 1)).all())
-    said = f"{common or _ignored(ask) or all_off}Furthest off: {shape}: {took:.1f} s, and {found[worst]:.1f} by yours."
+    said = f"{common or _ignored(ask) or all_off}Furthest off, too {'long' if ratios[worst] > 1 else 'short'}: {shape}."
     return certain | {"percent off": 100 * off.mean(), "said": said}
 
 

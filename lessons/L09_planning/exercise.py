@@ -249,7 +249,9 @@ checks.choose(choose).points(5)
 #
 # How long does a step take? These ten were measured, for GPTs of 1.7 billion to a trillion parameters, each with
 # another plan (Narayanan et al. 2021, table 1). Everything is computed again in the backward pass. The last column is
-# what the FLOPs alone would take if each GPU did the 312 TFLOP/s of its data sheet:
+# what the FLOPs alone would take if each GPU did the 312 TFLOP/s of its data sheet. Replicas add up their gradients in
+# 32 bits, over a network of which each GPU has 25 GB/s by the data sheet (12.5 GB/s in the steps that you are going to
+# predict):
 
 # %%
 def at_peak(model, plan, samples, network):
@@ -287,8 +289,8 @@ def predict_step(model, plan, samples, network):
     plan: a Plan. It has dp, tp, pp, devices, micro_batch, micro_batches(samples), and
         virtual_stages (stages on a rank; 1 without interleaving).
     samples: of the minibatch.
-    network: bytes per second from one device to other nodes. Inside a node the data
-        sheet says 300e9.
+    network: bytes per second from one device to other nodes, by the data sheet. Inside a
+        node it says 300e9.
 
     What counts: the mean of |predicted / measured - 1| over steps that you do not see.
     """

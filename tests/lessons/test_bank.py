@@ -152,9 +152,13 @@ def test_a_run_that_does_not_end_says_why(exercise: Exercise, program: Program) 
     assert ACCIDENTS[exercise][program] in str(exercise(program)).replace("\n", " ")
 
 
-def facts_of(exercise: Exercise, name: str) -> dict[str, str]:
+def verdict_of(exercise: Exercise, name: str) -> Verdict:
     (verdict,) = (verdict for program, verdict in wrong_verdicts(exercise).items() if program.__name__ == name)
-    return dict(verdict.facts)
+    return verdict
+
+
+def facts_of(exercise: Exercise, name: str) -> dict[str, str]:
+    return dict(verdict_of(exercise, name).facts)
 
 
 def test_what_was_expected_and_what_is_there_are_shown() -> None:
@@ -169,11 +173,12 @@ def test_what_was_expected_and_what_is_there_are_shown() -> None:
 
 def test_one_number_is_shown_with_what_it_means() -> None:
     """Two micro-batches of 2 + 4 s on each of 4 ranks take 30 s; 48 samples are 6 micro-batches of 8, or 12 of 4."""
-    idle, best = facts_of(checks.bubble, "of_two_stages"), facts_of(checks.best_micro_batches, "twice_as_many")
-    assert idle["Expected"] == "0.6, or 18 s of the 30 s that a step takes"
-    assert idle["Got"] == "0.2, or 6 s of the 30 s that a step takes"
-    assert best["Expected"] == "6: 9 turns of 12.5 s, and stage 0 holds 32 samples, with room for 1000"
-    assert best["Got"] == "12: 15 turns of 8.5 s, and stage 0 holds 16 samples, with room for 1000"
+    idle, best = verdict_of(checks.bubble, "of_two_stages"), verdict_of(checks.best_micro_batches, "twice_as_many")
+    assert dict(idle.facts)["Expected"] == "0.6, or 18 s of the 30 s that a step takes"
+    assert idle.message.endswith("not what it should be: 0.2, or 6 s of the 30 s that a step takes.")
+    assert dict(best.facts)["Expected"] == "6: 9 turns of 12.5 s, and stage 0 holds 32 samples, with room for 1000"
+    assert best.message.endswith("12: 15 turns of 8.5 s, and stage 0 holds 16 samples, with room for 1000.")
+    assert "Got" not in dict(idle.facts)  # as the message says it
 
 
 # The right solutions beside one process

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from course_lib.classroom.checks.evidence import Evidence
 from course_lib.classroom.checks.part import AMOUNTS, TIMEOUT, Budget, Case, Mistake, Observed, Part
 from course_lib.classroom.checks.prose import TEXTS
@@ -121,12 +123,13 @@ def _judge(found: Evidence, passed: list[Evidence], later: Callable[..., Later] 
     mistakes = [one for one in failing if all(before.would_pass(one) for before in passed)]
     again, confirmed = later(mistakes) if later and not breach else (None, mistakes)
     unnamed = breach or told(found, again)
-    if again and mistakes and not confirmed:
+    if again and mistakes and not confirmed and isinstance(found.differences[0].expected, Tensor):
         other = again.case.text if again.case.text != found.case.text else again.case.new
         unnamed = f"{TEXTS['this case alone'].format(said=mistakes[0].advice, case=other)} {unnamed}"
     verdict = _named(Verdict(exercise.name, "price" if breach else "idea", unnamed), confirmed)
     facts = found.differences[0].facts(exercise.by_rank) if found.differences else ()
-    return replace(verdict, facts=() if verdict.message in dict(facts).values() else facts)  # nothing is said twice
+    new = tuple(one for one in facts if len(one[1]) < 20 or one[1] not in verdict.message)  # nothing is said twice
+    return replace(verdict, facts=() if verdict.message in dict(facts).values() else new)
 
 
 def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:

@@ -46,7 +46,7 @@ class Budget(NamedTuple):
 AMOUNTS: dict[str, Callable[[Run], float]] = {
     "emulated milliseconds": lambda run: 1000 * run.timeline.makespan,
     "bytes of extra memory": lambda run: max(programs[0].memory for programs in run.results),
-    "percent off on average": lambda run: float(run.results[0][0].values["the result[percent off]"]),
+    "percent off on average": lambda run: round(float(run.results[0][0].values["the result[percent off]"])),
 }
 
 

@@ -21,7 +21,10 @@ NOT_YET = "#d98600"
 
 
 class Cost(NamedTuple):
-    """One line of a price: what is counted, the amount of the student's function, and the best possible."""
+    """One line of a price: what is counted, the amount of the student's function, and the lowest known.
+
+    best: that of our solution, or the student's if it is lower.
+    """
 
     what: str
     yours: str
@@ -30,7 +33,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Idle:
-    """The idle time of an emulated training step. best: the lowest possible share, 0 to 1.
+    """The idle time of an emulated training step. best: the lowest share known, 0 to 1.
 
     beside: timelines to compare it with, by their names.
     """
@@ -40,7 +43,7 @@ class Idle:
     beside: dict[str, Timeline] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        best = f"{'in ours' if self.beside else 'the best possible is'} {self.best:.0%}"
+        best = f"{'in ours' if self.beside else 'the lowest known is'} {self.best:.0%}"
         origin = f"({self.timeline.origin}: real messages, on the clock of other devices and links)."
         return f"Idle {self.timeline.idle_fraction():.0%} of the time; {best} {origin}"
 
@@ -90,7 +93,7 @@ class Verdict:
 
     def __str__(self) -> str:
         parts = [self._headline(), self.message, *(f"{label}: {text}" for label, text in self.facts)]
-        parts += ["\n".join(f"{what}: {yours}, best possible {best}" for what, yours, best in self.costs)]
+        parts += ["\n".join(f"{what}: {yours}, lowest known {best}" for what, yours, best in self.costs)]
         return "\n\n".join(part.replace("`", "") for part in [*parts, *self.remarks] if part)
 
     def _headline(self) -> str:
@@ -141,7 +144,7 @@ def _show(verdict: Verdict) -> None:
 
 
 def _table(costs: Iterable[Cost]) -> str:
-    head = "<tr><th style='text-align:left'>price</th><th>yours</th><th>best possible</th></tr>"
+    head = "<tr><th style='text-align:left'>price</th><th>yours</th><th>lowest known</th></tr>"
     row = "<tr><td style='text-align:left'>{}</td><td>{}</td><td>{}</td></tr>".format
     body = "".join(row(*map(escape, cost)) for cost in costs)
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"

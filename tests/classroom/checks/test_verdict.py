@@ -19,7 +19,7 @@ WRONG = Verdict("f", "idea", "a < b in `x`", "2 ranks", "too_small", facts=(("Li
 def test_a_right_function_shows_its_price() -> None:
     lines = str(RIGHT).splitlines()
     assert lines[0] == "f is right."
-    assert lines[4] == "bytes: 1,200, best possible 1,000"
+    assert lines[4] == "bytes: 1,200, lowest known 1,000"
     assert lines[-1] == "Use isend."
 
 
@@ -79,7 +79,7 @@ def test_nothing_but_a_right_one_earns_points(outcome: str) -> None:
 def test_idle_time_says_what_would_be_possible_and_that_it_is_emulated() -> None:
     spans = [Span(0, "backward", "backward", 0.0, 3.0), Span(0, "transfer", "send", 3.0, 4.0, bytes=8)]
     bundle = Idle(Timeline(spans, 1, "emulated"), best=0.2)._repr_mimebundle_()
-    assert bundle["text/plain"].startswith("Idle 25% of the time; the best possible is 20% (emulated")
+    assert bundle["text/plain"].startswith("Idle 25% of the time; the lowest known is 20% (emulated")
     assert "<img" in bundle["text/html"]
 
 
