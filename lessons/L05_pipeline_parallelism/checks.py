@@ -312,7 +312,7 @@ def _minibatches(seed: int, rank: int) -> Plans:
     """Minibatches of each kind, so varied that no two mistakes are right for the same ones."""
     usual = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed), (32, 4, 0.5, 3)]
     few = [(64, 6 + seed, 200.5 + rank, 1), (96, 4, 150.5 + seed, 1), (80, 8, 300.5 + rank, 1)]
-    rooms = [([*usual, (16, 8, 20.5, 1)], (1000,) * 5), (usual[:3], (4, 16, 12)), (few, (64, 48, 40))]
+    rooms = [([*usual, (16, 8, 20.5, 1), (14, 4, 2.5, 1)], (1000,) * 6), (usual[:3], (4, 16, 12)), (few, (64, 48, 40))]
     plans = [[(*plan, room) for plan, room in zip(*pair, strict=True)] for pair in rooms]
     return dict(zip(MINIBATCHES, plans, strict=True))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import RankFailed, launch
+from course_lib import Pace, RankFailed, launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -219,3 +219,29 @@ def test_what_shows_the_same_numbers_several_times_cannot_be_written_into(operat
 
     with pytest.raises(RankFailed, match=r"would write into .* x = x\.contiguous\(\)"):
         launch(write, N)
+
+
+def from_all_others(rank: int, of_its_own: bool) -> list[float]:
+    """What arrives from the other ranks, as it is read one after the other, in a buffer for each or in one for all."""
+    torch.use_deterministic_algorithms(True)
+    others = [other for other in range(dist.get_world_size()) if other != rank]
+    buffer = torch.zeros(2)
+    buffers = [torch.zeros(2) if of_its_own else buffer for _ in others]
+    sending = [dist.isend(torch.full((2,), float(rank)), other) for other in others]
+    receiving = [dist.irecv(into, other) for into, other in zip(buffers, others, strict=True)]
+    read = []
+    for handle, into in zip(receiving, buffers, strict=True):
+        handle.wait()
+        read.append(into.sum().item())
+    for handle in sending:
+        handle.wait()
+    torch.use_deterministic_algorithms(False)
+    return read
+
+
+@pytest.mark.parametrize("of_its_own", [True, False])
+def test_a_buffer_for_all_messages_is_nan_while_another_one_is_on_its_way_to_it(of_its_own: bool) -> None:
+    """Elsewhere it would hold what came last, and now and then what was wanted."""
+    first, last = launch(from_all_others, 3, args=(of_its_own,), pace=Pace(0.001)).results[0]
+    assert last == 4.0
+    assert first == 2.0 if of_its_own else first != first

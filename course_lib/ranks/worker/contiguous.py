@@ -8,7 +8,8 @@ would reduce one number, and then the neighbours of that number, without a word:
 On an emulated clock an asynchronous operation always works on copies. So whatever a program does to its tensors before
 it waits is lost, where it would otherwise depend on who is first. Only another operation on the same tensors finds
 what a collective before it has left there, as in the stream of a GPU. And where torch.empty gives nan, as in checks,
-what a collective is about to fill is nan as well: for who reads it too early, or gathers into what is still in use.
+what a collective is about to fill is nan as well: for who reads it too early, or gathers into what is still in use. So
+is what one message has filled while another one is on its way to it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ def _empty(tensors: Sequence[torch.Tensor]) -> None:
     with _disable_current_modes():
         for tensor in tensors:
             tensor.detach().fill_(torch.nan if tensor.is_floating_point() else 0)
+
+
+def spoil(tensor: torch.Tensor, on_their_way: Sequence[torch.Tensor]) -> None:
+    """Put nan into what another message is on its way to as well, where it would depend on which one comes first."""
+    if torch.are_deterministic_algorithms_enabled() and share_numbers(tensor, [*on_their_way]):
+        _empty([tensor])
 
 
 def flatten(tensors: Any) -> list[torch.Tensor]:

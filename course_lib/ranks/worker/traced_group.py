@@ -84,6 +84,8 @@ class TracedWork(dist.Work):
             while self.copies:
                 tensor, copy = self.copies.pop()
                 tensor.copy_(copy)
+                on_their_way = [one for work in self.tracer.receiving if work is not self for one, _ in work.copies]
+                contiguous.spoil(tensor, on_their_way)
 
     def _note_sender(self) -> None:
         op, tracer = self.op, self.tracer
@@ -188,8 +190,10 @@ class TracedGroup(dist.ProcessGroup):
         return work
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
-        op = self._post_message("recv", tensors, source, tag)
-        return self._start(op, self.inner.recv, tensors, source, tag)
+        op, tracer = self._post_message("recv", tensors, source, tag), self.tracer
+        work = self._start(op, self.inner.recv, tensors, source, tag)
+        tracer.receiving = [one for one in (*tracer.receiving, work) if one.copies]
+        return work
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> TracedWork:
         if self.tracer.emulated and len(self.ranks) > 2:

@@ -51,6 +51,7 @@ class Tracer:
         self.operations: list[Operation] = []
         self.unclaimed: dict[int, Any] = {}  # not waited for yet: gloo forgets a message without its handle
         self.buffered: list[Any] = []  # handles of collectives that work on copies
+        self.receiving: list[Any] = []  # handles of receives that do
         self.marks: list[Span] = []
         self.steps = 0  # marks and operations begun: whether a wait() follows its call at once
         self.orders: Counter[tuple] = Counter()
