@@ -397,7 +397,7 @@ EIGHT = ((16, 16),) * 8
 
 def _stacks(seed: int) -> list[Case]:
     small = [_layers(n, ((6, 6),) * (n + 1), seed + n) for n in (2, 3)]
-    return [*small, _layers(4, EIGHT, seed + 4, "eight layers: whoever keeps the whole weight of each holds the model")]
+    return [*small, _layers(4, EIGHT, seed + 4, "eight layers: whole weights or gradients of all are the model")]
 
 
 def _play_stack(fn: Callable, x: Tensor, shards: list[Tensor], shapes: Shapes, targets: Tensor) -> dict[str, Any]:
