@@ -555,7 +555,7 @@ print(f"GPT-3, 2,048 tokens: {share_across(2048, 12_288, 8):.0%}, 16,384 tokens:
 # %% [markdown]
 # A larger micro-batch does not help: products and messages both grow with the tokens. A larger hidden size does, since
 # products grow with its square, but no model is that wide. Fewer tensor ranks help most, since each computes more and
-# sends little less.
+# sends less.
 
 # %% [markdown]
 # ## Everything together

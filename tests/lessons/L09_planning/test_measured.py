@@ -53,7 +53,8 @@ def without(part: str) -> str:
 
 @pytest.mark.parametrize("part", ["How many turns has each", "8 tensor ranks", "a network ten times"])
 def test_what_a_function_ignores_is_told(part: str) -> None:
-    assert part in without(part) and "Furthest off: " in without(part)
+    assert part in without(part) and "Furthest off, too " in without(part)
+    assert " s." not in without(part)  # the seconds of a step that is held out stay unknown
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1000, "times as long"), (0.001, "times as short")])
@@ -65,13 +66,18 @@ def test_another_unit_is_told_before_anything_else(factor: float, said: str) -> 
 
 
 def test_nothing_is_said_to_be_ignored_that_is_not() -> None:
-    assert "By yours" not in without("")
+    assert "out of budget. By yours, all steps are too long. Furthest off" in without("")
 
 
-def test_an_error_that_cancels_another_brings_a_prediction_closer() -> None:
+def test_stages_that_stand_in_line_are_told_before_how_far_off_it_is() -> None:
+    one_by_one = changed(with_traffic, "one_by_one", "return (at_peak", "return plan.pp * (at_peak")
+    assert "8 stages take as long as one" in predict_step(one_by_one).message
+
+
+def test_an_error_that_cancels_another_brings_a_prediction_closer_and_no_level_higher() -> None:
     without_data = changed(with_traffic, "without_data", " + data", "")
     verdict = predict_step(without_data)
-    assert "better than ours" in verdict.message
+    assert "6 percent off on average: as good as ours." in verdict.message
     off = (sum(abs(fn(*step[1:5]) / step.seconds - 1) for step in UNSEEN) / 12 for fn in (without_data, with_traffic))
     assert [*off] == pytest.approx([0.059, 0.063], abs=5e-4)
 
