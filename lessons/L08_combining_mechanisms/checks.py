@@ -49,7 +49,7 @@ def dp_pp_tp(sizes: Sizes) -> str:
 
 def _on_meshes(arguments: Any, seed: int) -> list[Case]:
     axes = [((2, 1, 1), ""), ((1, 1, 2), "tensor ranks"), ((1, 2, 1), "stages"), ((3, 1, 1), ""), ((1, 1, 3), "")]
-    axes += [((1, 3, 1), "a stage between the first and the last"), ((2, 1, 2), "two axes"), ((2, 2, 1), "two axes")]
+    axes += [((1, 3, 1), "a stage between first and last"), ((2, 1, 2), "two axes"), ((2, 2, 1), ""), ((1, 2, 2), "")]
     frozen = _on_mesh(arguments, (1, 2, 2), seed, "a parameter that is not trained: its gradient is None", True)
     return [*(_on_mesh(arguments, sizes, seed, new) for sizes, new in axes), frozen]
 
