@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from pathlib import Path
@@ -450,9 +451,13 @@ def test_a_rank_that_only_asks_for_other_numbers_is_no_place() -> None:
     assert "rank" not in str(asking(wrong_on_rank_1)).partition("Tried: 2 ranks")[2]
 
 
+def ones(size: int, rank: int) -> tuple[torch.Tensor]:
+    return (torch.ones(size),)
+
+
 def test_what_is_new_is_only_said_if_somebody_knows_it() -> None:
     sizes = {"one": (2, 1, ""), "two": (2, 2, ""), "three": (3, 3, ""), "four": (3, 4, "an even number")}
-    cases = [Case(text, n, lambda rank, size=size: (torch.ones(size),), new) for text, (n, size, new) in sizes.items()]
+    cases = [Case(text, n, functools.partial(ones, size), new) for text, (n, size, new) in sizes.items()]
     exercise = Exercise("doubled", doubled, play, lambda seed: cases, cases[-1])
 
     def said(size: int) -> tuple[str, str]:
@@ -511,7 +516,7 @@ def scaled_by(one: float, two: float, three: float) -> Any:
 )
 def test_an_idea_is_confirmed_where_it_makes_a_difference(monkeypatch: Any, student: Any, idea: str) -> None:
     """Both mistakes are right with two numbers, so three of them have to tell."""
-    cases = [Case(f"{n} numbers", ranks, lambda rank, n=n: (torch.ones(n),)) for n, ranks in ((1, 2), (2, 3), (3, 4))]
+    cases = [Case(f"{n} numbers", ranks, functools.partial(ones, n)) for n, ranks in ((1, 2), (2, 3), (3, 4))]
     exercise = Exercise("scaled", scaled_by(1, 1, 1), play, lambda seed: cases, cases[0])
     both = {("scaled", name): Advice(f"{name}.", "Why?") for name in ("first", "second")}
     monkeypatch.setattr(prose, "words", lambda: both)
