@@ -715,6 +715,8 @@ lighter.points(3)
 my_messages = None
 
 # %%
+messages = [span for span in lighter.idle.timeline.of(0) if span.kind == "transfer"]
+print(f"{len(messages) / 8:.0f} messages in each of 8 steps, expected {my_messages}")
 lighter.idle
 
 # %% [markdown]

@@ -28,7 +28,8 @@ from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import Deadlock, RankDied, RankFailed, RankTimeout, Run, RunError, Stopped, renew
 
 FAILED = (Deadlock, RankDied, RankFailed, RankTimeout)  # a run that was stopped has not failed
-LEVELS = {"far better than ours": 1.0, "as good as ours": 1.0, "good": 0.8, "met": 0.6, "out of budget": 0.0}
+# Of an open task, from the best, and their shares of the points.
+LEVELS = ("far better than ours", 1.0), ("as good as ours", 1.0), ("good", 0.8), ("met", 0.6), ("out of budget", 0.0)
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
 SLIPS = (*MISSPELT, "AttributeError", "TypeError")
 Later = tuple[Evidence | None, list[Mistake]]  # of a later case: what was seen, and the mistakes that fit there, too
@@ -196,7 +197,7 @@ def rated(verdict: Verdict, exercise: Part, budget: Budget, run: Run) -> Verdict
     what, met, good, _, far = budget
     given, best = exercise.run_right(exercise.price_case), exercise.run_ours(budget)
     yours, at_first, least = map(AMOUNTS[what], (run, given, best))
-    level, share = [*LEVELS.items()][bisect_left((far, least, good, met), yours / (1 + 1e-9))]
+    level, share = LEVELS[bisect_left((far, least, good, met), yours / (1 + 1e-9))]
     level = "better than ours" if far < yours < least * (1 - 1e-9) else level
     computed = (run.timeline.busy(rank) - 0.9 * given.timeline.busy(rank) for rank in range(run.world_size))
     if "milliseconds" in what and min(computed) < 0:

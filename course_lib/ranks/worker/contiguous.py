@@ -14,7 +14,7 @@ is what one message has filled while another one is on its way to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ def _empty(tensors: Sequence[torch.Tensor]) -> None:
             tensor.detach().fill_(torch.nan if tensor.is_floating_point() else 0)
 
 
-def spoil(tensor: torch.Tensor, on_their_way: Sequence[torch.Tensor]) -> None:
+def spoil(tensor: torch.Tensor, on_their_way: Iterable[torch.Tensor]) -> None:
     """Put nan into what another message is on its way to as well, where it would depend on which one comes first."""
     if torch.are_deterministic_algorithms_enabled() and share_numbers(tensor, [*on_their_way]):
         _empty([tensor])

@@ -84,7 +84,7 @@ class TracedWork(dist.Work):
             while self.copies:
                 tensor, copy = self.copies.pop()
                 tensor.copy_(copy)
-                on_their_way = [one for work in self.tracer.receiving if work is not self for one, _ in work.copies]
+                on_their_way = (one for work in self.tracer.receiving if work is not self for one, _ in work.copies)
                 contiguous.spoil(tensor, on_their_way)
 
     def _note_sender(self) -> None:
