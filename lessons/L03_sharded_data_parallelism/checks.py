@@ -87,9 +87,10 @@ def _sent_too_much(observed: list[Observed]) -> str:
     """Check the rest of the contract: messages only, and no more numbers than the other ranks need."""
     n = len(observed)
     size = max(value.numel() for value in observed[0].values.values() if isinstance(value, Tensor))
-    (_, numbers), allowed = most_sent(observed), (n - 1) * -(-size // n)
-    too_much = f"The result is right, but a rank sends {numbers} numbers in all, where {allowed} would do."
-    return collective_at_work(observed) or too_much * (numbers > allowed)
+    (_, most), allowed = most_sent(observed), (n - 1) * -(-size // n)
+    numbers = ", ".join(str(most_sent([seen])[1]) for seen in observed)
+    too_much = f"The result is right, but the ranks, from 0 on, send {numbers} numbers, where {allowed} each would do."
+    return collective_at_work(observed) or too_much * (most > allowed)
 
 
 def _fit(tensor: Tensor, like: Tensor) -> Tensor:

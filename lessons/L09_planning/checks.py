@@ -250,7 +250,7 @@ def _play_prediction(fn: Callable, steps: str) -> dict[str, Any]:
     same = ask(Plan(pp=8), 800, 1e10) > 0.9 * ask(Plan(), 800, 1e10)
     alone = "By yours, 8 stages take as long as one, with 800 micro-batches. What do the others do meanwhile? " * same
     how = "long" if ratios[worst] > 1 else "short"
-    said = f"{alone or common or _ignored(ask) or all_off}Furthest off, too {how}: {shape}."
+    said = f"{alone or common + _ignored(ask) or all_off}Furthest off, too {how}: {shape}."
     return certain | {"percent off": 100 * off.mean(), "said": said}
 
 

@@ -195,6 +195,7 @@ def forward_first(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Ca
             "met. At its fullest moment, rank 3 holds new tensors mostly of these shapes: 9 of [16, 4], 5 of [4, 4], "
             "5 of [1, 4]. Which of them do you still need then?",
         ),
+        (checks.faster_completion, completed, f"behind it. {TEXTS['never at once'].format(rank=0)}"),
     ],
 )
 def test_what_saves_nothing_is_told_what_it_shares_with_the_step_as_given(

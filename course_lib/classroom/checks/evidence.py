@@ -66,16 +66,20 @@ class Evidence:
 
     @cached_property
     def tolerance(self) -> float:
-        pairs = ((v, seen.before.get(name, "")) for seen in self.right for name, v in seen.values.items())
+        return self._rounding(self.right)
+
+    def _rounding(self, observed: list[Observed]) -> float:
+        """How far rounding may move a number, from the largest one that a program has made."""
+        pairs = ((v, seen.before.get(name, "")) for seen in observed for name, v in seen.values.items())
         made = [v for v, before in pairs if isinstance(v, Tensor) and v.numel() and not is_same(v, before)]
-        largest = max((float(v.nan_to_num(0, 0, 0).abs().max()) for v in made), default=0.0)
-        return self.exercise.rounding * largest
+        return self.exercise.rounding * max((float(v.nan_to_num(0, 0, 0).abs().max()) for v in made), default=0.0)
 
     def _between(self, wanted: list[Observed], given: list[Observed]) -> Iterator[Difference]:
+        tolerance = self._rounding(wanted)
         for rank, both in enumerate(zip(*map(self.exercise.compared, (wanted, given)), strict=True)):
             for name in both[0] | both[1]:
                 expected, got = (values.get(name, "nothing") for values in both)
-                if not is_same(expected, got, self.tolerance):
+                if not is_same(expected, got, tolerance):
                     yield Difference(rank, name, self.right[rank].before.get(name, "nothing"), expected, got)
 
     @cached_property

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -224,7 +225,8 @@ def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
     (lost, most), (least, _) = (_lost(one, last) for one in (run, best))
     begun, few = (len(one.results[last][0].sent) for one in (run, best))
     text = TEXTS["lost"].format(rank=last, begun=begun, few=few, lost=lost, least=least, most=most)
-    return same + text * bool(most)
+    apart = f" {TEXTS['never at once'].format(rank=last)}" * (_are_at_once(best, last) > _are_at_once(run, last))
+    return same + (text + apart) * bool(most)
 
 
 def _fullest(run: Run) -> str:
@@ -253,6 +255,12 @@ def _lost(run: Run, rank: int) -> tuple[int, str]:
     most, seconds = max(by_kind.items(), key=lambda one: sum(one[1]), default=("", []))
     lost = 1000 * (run.timeline.makespan - run.timeline.busy(rank))
     return round(lost), f"{sum(seconds):.0f} ms in {most}" * bool(most)
+
+
+def _are_at_once(run: Run, rank: int) -> bool:
+    """Whether a rank ever has two messages on their way at the same time."""
+    moves = [span for span in run.timeline.of(rank) if span.kind == "transfer" and span.duration]
+    return any(after.start < before.end - 1e-9 for before, after in itertools.pairwise(moves))
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:

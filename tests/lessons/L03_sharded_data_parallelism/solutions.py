@@ -445,7 +445,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         repeats_its_own=("sends nothing", *alone, done, "return piece.repeat(n + 1)[:size]"),
         changes_its_piece=("changes `piece`", done, "piece.zero_(); return whole"),
         leaves_out_the_last_place=("than it should have", done, "return whole[:-1]"),
-        sends_wholes=("sends 9 numbers in all, where 3 would do", done, wholes),
+        sends_wholes=("send 9, 9 numbers, where 3 each would do", done, wholes),
     ),
     checks.train_sharded: told(
         trained,
