@@ -87,10 +87,9 @@ def _sent_too_much(observed: list[Observed]) -> str:
     """Check the rest of the contract: messages only, and no more numbers than the other ranks need."""
     n = len(observed)
     size = max(value.numel() for value in observed[0].values.values() if isinstance(value, Tensor))
-    (_, most), allowed = most_sent(observed), (n - 1) * -(-size // n)
-    numbers = ", ".join(str(most_sent([seen])[1]) for seen in observed)
-    too_much = f"The result is right, but the ranks, from 0 on, send {numbers} numbers, where {allowed} each would do."
-    return collective_at_work(observed) or too_much * (most > allowed)
+    numbers, allowed = [most_sent([seen])[1] for seen in observed], (n - 1) * -(-size // n)
+    said = f"The ranks, from 0 on, send {str(numbers)[1:-1]} numbers, where {allowed} each would do."
+    return collective_at_work(observed) or f"The result is right. {said}" * (max(numbers) > allowed)
 
 
 def _fit(tensor: Tensor, like: Tensor) -> Tensor:

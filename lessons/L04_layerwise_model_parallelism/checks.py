@@ -189,7 +189,7 @@ def sample_by_sample(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn:
     return total
 
 
-price = _steps(4, 4, 0, samples=64, new="a minibatch of 64 samples")
+price = _steps(4, 4, 0, samples=64, new="64 samples, and four layers on each rank")
 levels = Budget("bytes of extra memory", 9_000, 4_138, sample_by_sample, 800)
 in_little_memory = partial(Exercise, rounding=1e-12, budget=levels, rule=rule)
 lighter_step = in_little_memory("lighter_step", passed_on, _play_steps, _odd_minibatches, price, PACE)

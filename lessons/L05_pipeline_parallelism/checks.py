@@ -179,8 +179,8 @@ def _one_stage_each(name: str, sizes: Sequence[int], seed: int, has_gradients: b
 
 
 def _steps(seed: int) -> list[Case]:
-    uneven = "micro-batches of different size"
-    first = [(2, "gpipe", (3,), ""), (2, "gpipe", (3, 3), "a second micro-batch"), (2, "1f1b", (3, 3, 3), "1F1B")]
+    uneven, third = "micro-batches of different size", "1F1B, and a third one"
+    first = [(2, "gpipe", (3,), ""), (2, "gpipe", (3, 3), "a second micro-batch"), (2, "1f1b", (3, 3, 3), third)]
     more = [(3, "gpipe", (2, 2), ""), (3, "1f1b", (2,) * 4, "1F1B"), (2, "gpipe", (3, 1), uneven)]
     last = [(2, "gpipe", (2,), EARLIER), (4, "1f1b", (3, 1, 2), "")]
     return [_step(n, name, sizes, seed + n, new) for n, name, sizes, new in [*first, *more, *last]]

@@ -21,6 +21,7 @@ from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Budget, Case, Observed
 from course_lib.classroom.checks.tables import Plans, as_numbers, computing
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
+from course_lib.planner.explain import LOSSES
 from course_lib.planner.search import ALIKE
 from course_lib.planner.spec import RECOMPUTE
 from course_lib.ranks import Link, Pace
@@ -199,9 +200,9 @@ def _complaint(plan: Any, best: Estimate) -> str:
         largest = max(found.memory.parts, key=lambda part: found.memory.parts[part])
         return f"{shape} needs {need:.0f} GiB, and there is room for {room:.0f}. One of its largest parts is {largest}."
     slower = found.step_time.total / best.step_time.total
-    more = {part: seconds - best.step_time.parts[part] for part, seconds in found.step_time.parts.items()}
+    more = {part: found.step_time.parts[part] - best.step_time.parts[part] for part in LOSSES}
     nodes = "Its tensor ranks lie on several nodes. " * (plan.tp > best.cluster.devices_per_node)
-    where = f"{nodes}What it loses most by, beside the best: {max(more, key=lambda part: more[part])}."
+    where = f"{nodes}What it loses most by, beside the best: {LOSSES[max(more, key=lambda part: more[part])][0]}."
     return f"{shape} fits, and its step takes {slower:.2f} times as long as it could. {where}" * (slower > ALIKE)
 
 
@@ -266,8 +267,7 @@ def _ignored(ask: Callable[[Plan, int, float], float]) -> str:
     slow, fast = (ask(Plan(dp=16), 64, network) for network in (1e10, 1e11))
     looks = {
         "8 tensor ranks lose less on a faster network between nodes. Where are they?": not same(lost(1), lost(1, 1e11)),
-        "8 tensor ranks lose over half as much in one of 8 stages as in all. Whose layers are there?": lost(8)
-        > lost(1) / 2,
+        "8 tensor ranks lose over half as much in one of 8 stages. Whose layers are there?": 2 * lost(8) > lost(1),
         f"8 samples through 8 stages take {few:.2%} of the time of 800. How many turns has each?": few < 0.017,
         "8 tensor ranks take an eighth of the time of one. What do they send, and how often?": same(lost(1) + 1, 1),
         "a step takes as long on a network ten times as fast. What do replicas send over it?": same(slow, fast),

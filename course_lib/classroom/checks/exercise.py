@@ -107,12 +107,16 @@ def _again(exercise: Part, fn: Any, case: Case, cases: list[Case], mistakes: lis
 
 
 def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], ...]:
-    """A fact: the news in this case since the last one that passed; that one, if nobody says what is new."""
-    if not passed:
-        return ()
-    before, n = passed[-1].case, case.world_size
-    new = case.new or f"{n} ranks instead of {before.world_size}" * (n != before.world_size)
-    return (("It was right before; new in this case", new) if new else ("It was right before, with", before.text),)
+    """A fact: the news in this case; the last one that passed, if nobody knows them."""
+    if new := _news(case, passed):
+        return (("It was right before; new in this case", new),)
+    return tuple(("It was right before, with", one.case.text) for one in passed[-1:])
+
+
+def _news(case: Case, passed: list[Evidence]) -> str:
+    """What is new in this case; "" if nobody says, or if it was new in one that passed. Sizes are others each time."""
+    known = {one.case.new for one in passed} - {"other sizes"}
+    return case.new * (bool(passed) and case.new not in known)
 
 
 def _judge(found: Evidence, passed: list[Evidence], later: Callable[..., Later] | None = None) -> Verdict | None:
@@ -164,7 +168,7 @@ def _explain_accident(
         return Verdict(exercise.name, "idea", TEXTS["thread"], facts=facts)
     if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
         return Verdict(exercise.name, "idea", error.details, facts=facts)
-    if passed and case.new and cause and kind not in MISSPELT:
+    if _news(case, passed) and cause and kind not in MISSPELT:
         return Verdict(exercise.name, "idea", TEXTS["new"], facts=facts)
     if kind in SLIPS:
         has_no_handle = "'NoneType' object has no attribute 'wait'" in str(cause)

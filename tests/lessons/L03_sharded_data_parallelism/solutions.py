@@ -523,7 +523,7 @@ ACCIDENTS: dict[Exercise, dict[Callable[..., object], str]] = {
         receives_first=("nobody has sent yet", both, "dist.recv(pieces[source], source); dist.send(piece, to)"),
     ),
     checks.train_sharded: told(
-        trained, stumbles_over_what_is_frozen=("raises an exception at something that is new", *frozen_too)
+        trained, stumbles_over_what_is_frozen=("raises an exception here, and raised none before", *frozen_too)
     ),
     checks.sharded_linear: told(
         linear,

@@ -185,7 +185,7 @@ ACCIDENTS: dict[Exercise, dict[Callable[..., object], str]] = {
             "dist.recv(x := inputs, (rank - 1) % (last + 1))\n",
         ),
         buffer_without_dtype=("the dtype of what", "inputs.new_empty(", "torch.empty("),
-        for_two_ranks=("new in this case: 3 ranks instead of 2", "rank == last", "rank > 0"),
+        for_two_ranks=("It was right before, with: 2 ranks, 2 layers on each", "rank == last", "rank > 0"),
         no_graph=("does not require grad", forward, "y = stage(x).detach()"),
     ),
 }

@@ -86,7 +86,10 @@ def test_an_error_that_cancels_another_brings_a_prediction_closer_and_no_level_h
     ("places", "said"),
     [
         (("message / 230e9", "message / network"), "lose less on a faster network between nodes"),
-        (("message / 230e9", "9 * message / network"), "or more. By yours, 8 tensor ranks lose less on a faster network"),
+        (
+            ("message / 230e9", "9 * message / network"),
+            "or more. By yours, 8 tensor ranks lose less on a faster network",
+        ),
         (("6 * model.layers / plan.pp * m", "6 * model.layers * m"), "lose over half as much in one of 8 stages"),
     ],
 )
