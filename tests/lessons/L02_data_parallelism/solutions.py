@@ -214,7 +214,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         one_loop,
         calls_all_reduce=("a collective at work", "2 * n - 2", "0", "return tensor", "dist.all_reduce(tensor)"),
         multiplies_alone=("sends nothing", "2 * n - 2", "0", "return tensor", "tensor *= n"),
-        replaces_list_entries=("The sum does not reach `tensor`", cut, f"[*{cut}]", "own.copy_(", f"chunks[{own}] = ("),
+        replaces_list_entries=("`tensor` is what it was before", cut, f"[*{cut}]", "own.copy_(", f"chunks[{own}] = ("),
         mixes_chunks=("In round 2 of 2 rank 0 sends a mix of different elements", outgoing, "rank", own, "rank"),
         reverses_the_sum=(
             "Your messages carry what they should",
