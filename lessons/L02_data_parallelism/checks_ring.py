@@ -64,7 +64,7 @@ def _after_backward(n: int, rank: int) -> tuple[Tensor]:
 def _cases(seed: int) -> list[Case]:
     return [
         _case(2, 6 + 2 * seed, dtype=torch.float32),
-        _case(2, 7 + 2 * seed, new="chunks of different length"),
+        _case(2, 7 + 2 * seed, new="64 bits, and chunks of different length"),
         _case(3, 7 + 3 * seed),
         _case(3, 2, 3 + 3 * seed, dtype=torch.int64, new="two dimensions, and whole numbers"),
         *(_case(4, 8 + n + 8 * seed, new=f"{n} more than 4 chunks of the same length" * (n > 0)) for n in (0, 1, 2)),

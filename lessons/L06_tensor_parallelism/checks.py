@@ -61,15 +61,12 @@ def summed(tensor: Tensor) -> Tensor:
     return total
 
 
-def averaged(tensor: Tensor) -> Tensor:
-    return summed(tensor) / dist.get_world_size()
-
-
 def side_by_side(tensor: Tensor) -> Tensor:
     """All ranks' tensors, concatenated along the last dimension, in which their sizes may differ."""
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, tensor.detach())
-    return torch.cat(parts, -1)
+    wide = F.pad(tensor.detach(), (0, 64 - tensor.shape[-1]), value=torch.nan)
+    dist.all_gather(parts := [torch.empty_like(wide) for _ in range(dist.get_world_size())], wide)
+    whole = torch.cat(parts, -1)
+    return whole[..., ~whole.flatten(0, -2).isnan().any(0)]
 
 
 def _linear(cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: int, new: str = "") -> Case:

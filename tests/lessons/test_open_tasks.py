@@ -16,7 +16,7 @@ from course_lib.classroom.checks.prose import TEXTS
 from course_lib.classroom.checks.verdict import Verdict
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from lessons.L02_data_parallelism.checks_averaging import each_alone, in_buckets
-from lessons.L04_layerwise_model_parallelism.checks import sample_by_sample
+from lessons.L04_layerwise_model_parallelism.checks import passed_on, sample_by_sample
 from lessons.L05_pipeline_parallelism.checks import halves, in_halves, listed, ran
 from lessons.L06_tensor_parallelism.checks import one_after_the_other, summed, unchanged, with_one_f_and_g
 from lessons.L07_mixed_precision.checks import lower_halves, upper_half, whole_masters
@@ -179,6 +179,13 @@ def forward_first(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Ca
     ran(actions, stage, [*inputs.split(4)], [*targets.split(4)], loss_fn, width)
 
 
+def again_at_once(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Callable, width: int) -> Any:
+    """A step with all samples that goes forward twice on each rank, and keeps nothing of the first pass."""
+    with torch.no_grad():
+        stage(inputs if dist.get_rank() == 0 else torch.zeros(len(inputs), width, dtype=inputs.dtype))
+    return passed_on(stage, inputs, targets, loss_fn, width)
+
+
 @pytest.mark.parametrize(
     ("task", "program", "end"),
     [
@@ -188,7 +195,18 @@ def forward_first(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Ca
             "for 150 in ours. Most of it in yours: 330 ms in all_reduce, in the backward pass or behind it.",
         ),
         (checks.faster_backward, each_alone, "680 ms in all_reduce, in the backward pass or behind it."),
-        (checks.lighter_step, forward_first, f"out of budget. {TEXTS['passes ahead'].format(ahead=16)}"),
+        (
+            checks.lighter_step,
+            forward_first,
+            f"out of budget. {TEXTS['passes ahead'].format(ahead=16)} At its fullest moment, rank 1 holds new tensors "
+            "mostly of these shapes: 85 of [4, 4], 5 of [1, 4]. Which of them do you still need then?",
+        ),
+        (
+            checks.lighter_step,
+            again_at_once,
+            "out of budget. At its fullest moment, rank 3 holds new tensors mostly of these shapes: 7 of [64, 4], "
+            "1 of [256], 1 of [4, 4]. Which of them do you still need then?",
+        ),
         (
             checks.lighter_step,
             pieces(16),

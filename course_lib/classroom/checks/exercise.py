@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from course_lib.classroom.checks.evidence import Evidence
 from course_lib.classroom.checks.part import AMOUNTS, TIMEOUT, Budget, Case, Mistake, Observed, Part
 from course_lib.classroom.checks.prose import TEXTS
@@ -129,9 +127,6 @@ def _judge(found: Evidence, passed: list[Evidence], later: Callable[..., Later] 
     mistakes = [one for one in failing if all(before.would_pass(one) for before in passed)]
     again, confirmed = later(mistakes) if later and not breach else (None, mistakes)
     unnamed = breach or told(found, again)
-    if again and mistakes and not confirmed and isinstance(found.differences[0].expected, Tensor):
-        other = again.case.text if again.case.text != found.case.text else again.case.new
-        unnamed = f"{TEXTS['this case alone'].format(said=mistakes[0].advice, case=other)} {unnamed}"
     verdict = _named(Verdict(exercise.name, "price" if breach else "idea", unnamed), confirmed)
     facts = found.differences[0].facts(exercise.by_rank) if found.differences else ()
     new = tuple(one for one in facts if len(one[1]) < 20 or one[1] not in verdict.message)  # nothing is said twice
@@ -221,7 +216,7 @@ def _too_much(run: Run, given: Run, best: Run, what: str) -> str:
     """A sentence about what costs an open task's solution more than ours; "" if these looks see nothing."""
     (passes, ahead), (least, _) = map(_passes, (run, best))  # a pass may have several spans
     if "memory" in what:
-        return TEXTS["passes ahead"].format(ahead=ahead) if ahead > 1 else _fullest(run)
+        return f"{TEXTS['passes ahead'].format(ahead=ahead)} " * (ahead > 1) + _fullest(run)
     if passes > least:
         return TEXTS["passes"].format(times=passes / least)
     same = f"{TEXTS['as given']} " * math.isclose(*map(AMOUNTS[what], (run, given)), rel_tol=1e-3)
@@ -243,9 +238,10 @@ def _fullest(run: Run) -> str:
 
 
 def _passes(run: Run) -> tuple[int, int]:
-    """The forward passes of rank 0, and those before its first backward pass; 0 if the clock sees none of these."""
-    kinds = [span.kind for span in run.timeline.of(0) if span.kind in ("forward", "backward")]
-    return kinds.count("forward"), kinds.index("backward") if "backward" in kinds else 0
+    """The forward passes of rank 0, and those before its first backward pass of which autograd keeps something."""
+    passes = [span for span in run.timeline.of(0) if span.kind in ("forward", "backward")]
+    ahead = itertools.takewhile(lambda span: span.kind == "forward", passes)
+    return sum(span.kind == "forward" for span in passes), sum(span.name == "forward" for span in ahead)
 
 
 def _lost(run: Run, rank: int) -> tuple[int, str]:

@@ -236,7 +236,7 @@ def on_the_clock(output: Tensor, work: float = 1.0) -> Tensor:
         with compute("backward", work=work):
             pass
 
-    with compute("forward", work=work):
+    with compute("forward", "" if torch.is_grad_enabled() else "forward, kept by nobody", work=work):
         pass
     if output.requires_grad:
         output.register_hook(backward)

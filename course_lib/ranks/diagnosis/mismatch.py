@@ -93,8 +93,8 @@ def explain_unfinished(histories: list[list[Operation]], unfinished: list[list[i
             if op.number in numbers:
                 to = f" {'to' if op.is_send else 'from'} rank {op.peer}" if op.is_message and op.peer >= 0 else ""
                 text = f"Rank {rank} began {op.name}{to} and returned without waiting for it."
-                advice = f"{describe_line(op.line)}\nKeep the handle that it returns and call its wait()."
-                return RankFailed(text, rank, details=advice)
+                advice = "Keep the handle that it returns and call its wait(), before anything uses the tensor."
+                return RankFailed(text, rank, details=f"{describe_line(op.line)}\n{advice}")
     return None
 
 

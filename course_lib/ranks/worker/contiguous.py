@@ -9,12 +9,12 @@ On an emulated clock an asynchronous operation always works on copies. So whatev
 it waits is lost, where it would otherwise depend on who is first. Only another operation on the same tensors finds
 what a collective before it has left there, as in the stream of a GPU. And where torch.empty gives nan, as in checks,
 what a collective is about to fill is nan as well: for who reads it too early, or gathers into what is still in use. So
-is what one message has filled while another one is on its way to it.
+is what several messages were on their way to at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,9 +47,9 @@ def _empty(tensors: Sequence[torch.Tensor]) -> None:
             tensor.detach().fill_(torch.nan if tensor.is_floating_point() else 0)
 
 
-def spoil(tensor: torch.Tensor, on_their_way: Iterable[torch.Tensor]) -> None:
-    """Put nan into what another message is on its way to as well, where it would depend on which one comes first."""
-    if torch.are_deterministic_algorithms_enabled() and share_numbers(tensor, [*on_their_way]):
+def spoil(tensor: torch.Tensor) -> None:
+    """Put nan into what several messages were on their way to: elsewhere it would depend on which one comes last."""
+    if torch.are_deterministic_algorithms_enabled():
         _empty([tensor])
 
 

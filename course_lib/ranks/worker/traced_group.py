@@ -34,6 +34,7 @@ class TracedWork(dist.Work):
 
     sent: Sequence[torch.Tensor] = ()  # keeps tensors alive as long as the handle, as gloo does, where a copy is sent
     checksum: int | None = None  # of what it sends in place, where a change would reach the receiver
+    is_shared = False  # whether another message was on its way into the same numbers
 
     def __init__(self, tracer: Tracer, op: Operation, inner: Any, copies: contiguous.Copies) -> None:
         super().__init__()
@@ -84,8 +85,8 @@ class TracedWork(dist.Work):
             while self.copies:
                 tensor, copy = self.copies.pop()
                 tensor.copy_(copy)
-                on_their_way = (one for work in self.tracer.receiving if work is not self for one, _ in work.copies)
-                contiguous.spoil(tensor, on_their_way)
+                if self.is_shared:
+                    contiguous.spoil(tensor)
 
     def _note_sender(self) -> None:
         op, tracer = self.op, self.tracer
@@ -192,6 +193,9 @@ class TracedGroup(dist.ProcessGroup):
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
         op, tracer = self._post_message("recv", tensors, source, tag), self.tracer
         work = self._start(op, self.inner.recv, tensors, source, tag)
+        for other in tracer.receiving:
+            if contiguous.share_numbers(tensors, [one for one, _ in other.copies]):
+                other.is_shared = work.is_shared = True
         tracer.receiving = [one for one in (*tracer.receiving, work) if one.copies]
         return work
 

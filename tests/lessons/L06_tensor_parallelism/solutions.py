@@ -19,7 +19,7 @@ from tests.lessons.changes import told, ways
 
 
 f, y, gathered = "conjugate(x, unchanged, summed)", "F.linear(x, weight, bias)", "side_by_side(one[..., None]).sum(-1)"
-of_two, to_rank_0 = "lambda one: averaged(one) * 2", "lambda one: dist.reduce(one, 0) or one"
+of_two, to_rank_0 = "lambda one: 2 * summed(one) / dist.get_world_size()", "lambda one: dist.reduce(one, 0) or one"
 einsum = y, 'torch.einsum("...i,oi->...o", x, weight) + bias'
 
 # row_parallel
