@@ -185,17 +185,17 @@ def _check_completeness(schedule: Schedule) -> None:
 
 
 def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Action]) -> ScheduleError:
-    """The error of a rank that waits for itself, or else of the first of the ranks that wait for each other."""
+    """The error of a rank that waits for itself, or else of the first that waits for what another one cannot reach."""
     inputs = ((rank, action, missing_input(schedule, action, done)) for rank, action in waiting)
     missing = [(rank, action, lacking, schedule.rank_of[lacking.stage]) for rank, action, lacking in inputs if lacking]
-    rank, action, lacking, holder = next((one for one in missing if one[0] == one[-1]), missing[0])
+    blocked = dict(waiting)
+    rank, action, lacking, holder = min(missing, key=lambda one: (one[0] != one[3], one[2] == blocked.get(one[3])))
     if lacking not in schedule.actions[holder]:
         lacking = lacking._replace(op="I")  # that schedule splits this backward
     if holder == rank:
         why = "which comes later on the same rank"
     else:
-        blocked = dict(waiting).get(holder)
-        why = f"which rank {holder} cannot reach: it waits in {blocked}"
+        why = f"which rank {holder} cannot reach: it waits in {blocked.get(holder)}"
     return ScheduleError(f"rank {rank} waits forever in {action}: it needs {lacking}, {why}")
 
 

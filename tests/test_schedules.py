@@ -192,6 +192,12 @@ GOOD = [[f(0, 0), f(0, 1), b(0, 0), b(0, 1)], [f(1, 0), b(1, 0), f(1, 1), b(1, 1
             id="two ranks wait for each other",
         ),
         pytest.param(
+            [[a for k in (0, 1) for a in (f(r, k), b(r, k))] for r in (0, 1)] + [[f(2, 0), f(2, 1), b(2, 0), b(2, 1)]],
+            "rank 1 waits forever in B of micro-batch 0 on stage 1: it needs B of micro-batch 0 on stage 2, "
+            "which rank 2 cannot reach: it waits in F of micro-batch 1 on stage 2",
+            id="the first rank waits for what the second one waits in",
+        ),
+        pytest.param(
             [GOOD[0], [b(1, 0), f(1, 0), f(1, 1), b(1, 1)]],
             "rank 1 waits forever in B of micro-batch 0 on stage 1: it needs F of micro-batch 0 on stage 1, "
             "which comes later on the same rank",

@@ -85,17 +85,18 @@ def _in_tensors(groups: dict) -> dict:
     return {axis: as_numbers(ranks, None) for axis, ranks in groups.items()}
 
 
-def _beyond_the_mesh(observed: list[Observed]) -> str:
-    """A sentence about the first rank in a group that the mesh does not have."""
+def _astray(observed: list[Observed]) -> str:
+    """A sentence about the first rank in a group that the mesh does not have, or about a group without its own rank."""
     n = math.prod(int(str(observed[0].before[axis])) for axis in AXES)
-    groups = [(name, one) for seen in observed for name, one in seen.values.items() if isinstance(one, Tensor)]
-    wrong = [(name, int(rank)) for name, one in groups for rank in one.flatten() if not 0 <= rank < n]
+    groups = [(k, v.flatten().tolist()) for seen in observed for k, v in seen.values.items() if isinstance(v, Tensor)]
     text = "`{}` names rank {}, and there are the ranks 0 to {}. Along an axis, is each number below its size?"
-    return text.format(*wrong[0], n - 1) if wrong else ""
+    said = [text.format(name, rank, n - 1) for name, ranks in groups for rank in ranks if not 0 <= rank < n]
+    without = [name for name, ranks in groups if int(name.split("]")[0].split()[-1]) not in ranks]
+    return next(iter(said + [f"`{name}` leaves out the rank that asks." for name in without]), "")
 
 
 price = _mesh(4, (2, 2, 2), 0)
-mesh_groups = Exercise("mesh_groups", grouped, _play_mesh, _meshes, price, PACE, rule=_beyond_the_mesh, by_rank=False)
+mesh_groups = Exercise("mesh_groups", grouped, _play_mesh, _meshes, price, PACE, rule=_astray, by_rank=False)
 
 
 # The norm

@@ -107,7 +107,7 @@ def _again(exercise: Part, fn: Any, case: Case, cases: list[Case], mistakes: lis
 def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], ...]:
     """A fact: the news in this case; the last one that passed, if nobody knows them."""
     if new := _news(case, passed):
-        return (("It was right before; new in this case", new),)
+        return (("It was right before. New here, and perhaps why", new),)
     return tuple(("It was right before, with", one.case.text) for one in passed[-1:])
 
 

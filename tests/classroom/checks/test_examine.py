@@ -84,9 +84,9 @@ def test_a_stub_is_not_a_mistake() -> None:
 @pytest.mark.parametrize(
     ("fn", "words"),
     [
-        (misspells_a_name, "says nothing about your idea yet."),
-        (misspells_a_method, "says nothing about your idea yet."),
-        (gives_too_many_arguments, "says nothing about your idea yet."),
+        (misspells_a_name, "and what stands behind it could not be tried."),
+        (misspells_a_method, "and what stands behind it could not be tried."),
+        (gives_too_many_arguments, "and what stands behind it could not be tried."),
         (waits_for_no_handle, "without `async_op=True`, a collective is over when it returns."),
     ],
 )
@@ -252,7 +252,7 @@ def test_what_goes_wrong_with_what_is_new_is_told_so() -> None:
     verdict = checks.average_gradients(divides_the_frozen_parameter)
     assert verdict.outcome == "idea"
     assert "raises an exception here, and raised none before" in verdict.message
-    assert "its `.grad` is None" in dict(verdict.facts)["It was right before; new in this case"]
+    assert "its `.grad` is None" in dict(verdict.facts)["It was right before. New here, and perhaps why"]
 
 
 def test_what_goes_wrong_without_it_is_not_blamed_on_it() -> None:
@@ -327,7 +327,7 @@ def times(factor: float) -> Any:
         ),
         (lambda tensor: tensor + 0.5, "not what was asked for"),
         (lambda tensor: tensor * float("nan"), "has nan in it where a finite number should be"),
-        (lambda tensor: (one for one in tensor), "than it should have"),
+        (lambda tensor: (one for one in tensor), "`the result` is not what it should be: a generator."),
     ],
 )
 def test_a_result_is_compared_in_dtype_shape_and_value(fn: Any, words: str) -> None:
@@ -465,8 +465,8 @@ def test_what_is_new_is_only_said_if_somebody_knows_it() -> None:
         return exercise(lambda tensor: tensor * (3 if len(tensor) == size else 2)).facts[-1]
 
     assert said(2) == ("It was right before, with", "one")
-    assert said(3) == said(5) == ("It was right before; new in this case", "other sizes")
-    assert said(4) == ("It was right before; new in this case", "an even number")
+    assert said(3) == said(5) == ("It was right before. New here, and perhaps why", "other sizes")
+    assert said(4) == ("It was right before. New here, and perhaps why", "an even number")
     assert said(6) == ("It was right before, with", "four")
 
 

@@ -148,7 +148,6 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         clipped,
         clip_nothing_returned=("`the result` is None", done, "pass"),
         clip_sees_no_inf=("A step is taken though a gradient is not finite", skip, "if total.isnan()"),
-        clip_sees_no_nan=("not what was asked for", skip, "if total.isinf()"),
         clip_with_a_wrong_norm=("You leave one of 0.952, as if it had been 20.9", "total.sqrt()", "(total.sqrt() + 1)"),
         clip_above_the_square=("1.51 times too large", clip, "gradient *= factor if total > max_norm else 1"),
     ),
