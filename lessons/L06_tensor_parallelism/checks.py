@@ -217,8 +217,8 @@ def _view_heads(observed: list[Observed]) -> list[Values]:
     counts, partial_sums = ([one for one in values if isinstance(one, Tensor)] for values in results)
     if len(partial_sums) < len(observed):
         kinds = ["; ".join(kind(one) for k, one in seen.values.items() if "result" in k) for seen in observed]
-        return [seen.values | {HEADS: f"no whole heads: {each}"} for seen, each in zip(observed, kinds, strict=True)]
-    of_all: Values = {HEADS: torch.stack(counts).sort()[0], "the attention of all": torch.stack(partial_sums).sum(0)}
+        return [one.values | {HEADS: f"not in whole heads: {k}"} for one, k in zip(observed, kinds, strict=True)]
+    of_all: Values = {HEADS: str(sorted(map(int, counts))), "the attention of all": torch.stack(partial_sums).sum(0)}
     return [{k: v for k, v in seen.values.items() if "result" not in k} | of_all for seen in observed]
 
 

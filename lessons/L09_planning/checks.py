@@ -250,9 +250,8 @@ def _play_prediction(fn: Callable, steps: str) -> dict[str, Any]:
     all_off = f"By yours, all steps are too {more}. " * bool(((ratios > 1) == (usual > 1)).all())
     same = ask(Plan(pp=8), 800, 1e10) > 0.9 * ask(Plan(), 800, 1e10)
     alone = "By yours, 8 stages take as long as one, with 800 micro-batches. What do the others do meanwhile? " * same
-    how = "long" if ratios[worst] > 1 else "short"
-    said = f"{alone or common + _ignored(ask) or all_off}Furthest off, too {how}: {shape}."
-    return certain | {"percent off": 100 * off.mean(), "said": said}
+    how = f"Furthest off, too {'long' if ratios[worst] > 1 else 'short'}: {shape}."
+    return certain | {"percent off": 100 * off.mean(), "said": (alone or common + _ignored(ask) or all_off) + how}
 
 
 def _ignored(ask: Callable[[Plan, int, float], float]) -> str:
@@ -261,13 +260,13 @@ def _ignored(ask: Callable[[Plan, int, float], float]) -> str:
 
     def lost(pp: int, network: float = 1e10) -> float:
         """What 8 tensor ranks take longer than 8 replicas, for as many samples, on a network without end."""
-        return ask(Plan(tp=8, pp=pp), 800, network) - ask(Plan(dp=8, pp=pp), 6400, 1e15) / 8
+        return ask(Plan(tp=8, pp=pp), 800, network) - ask(Plan(dp=8, pp=pp), 6400, 1e30) / 8
 
     few = ask(Plan(pp=8), 8, 1e10) / ask(Plan(pp=8), 800, 1e10)
     slow, fast = (ask(Plan(dp=16), 64, network) for network in (1e10, 1e11))
     looks = {
         "8 tensor ranks lose less on a faster network between nodes. Where are they?": not same(lost(1), lost(1, 1e11)),
-        "8 tensor ranks lose over half as much in one of 8 stages. Whose layers are there?": 2 * lost(8) > lost(1),
+        "8 tensor ranks lose over half as much in one of 8 stages. Whose layers are there?": 2 * lost(8) > lost(1) > 0,
         f"8 samples through 8 stages take {few:.2%} of the time of 800. How many turns has each?": few < 0.017,
         "8 tensor ranks take as long as 8 replicas. What do they send, and how often?": same(lost(1) + 1, 1),
         "a step takes as long on a network ten times as fast. What do replicas send over it?": same(slow, fast),

@@ -53,10 +53,10 @@ def _say(found: Evidence, heading: str, one: Difference, **fields: Any) -> str:
 def _another_kind(found: Evidence, one: Difference) -> str:
     """The difference of two values that are not of one type, dtype and shape."""
     expected, got = one.expected, one.got
-    if isinstance(got, str) and got in ("None", "nothing") and isinstance(expected, Tensor):
-        return _say(found, "none", one, got=got.replace("nothing", "missing"))
-    if isinstance(got, str):
+    if isinstance(expected, str) and isinstance(got, str):
         return found.exercise.rule(found.observed) or _say(found, "other word", one, got=got)
+    if isinstance(got, str) and got in ("None", "nothing"):
+        return _say(found, "none", one, got=got.replace("nothing", "missing"))
     both = isinstance(expected, Tensor) and isinstance(got, Tensor) and _same_numbers(found, one)
     return _say(found, "other kind", one, what=one.differs_in) + f" {TEXTS['right numbers']}" * both
 

@@ -154,9 +154,9 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     ),
     checks.cut_heads: told(
         heads_cut,
-        cut_nothing_returned=("than it should have", "return ", ""),
-        cut_without_bias=("than it should have", pieces, "qkv[rows]"),
-        cut_in_float32=("than it should have", columns, f"{columns}.float()"),
+        cut_nothing_returned=("not in whole heads", "return ", ""),
+        cut_without_bias=("not in whole heads", pieces, "qkv[rows]"),
+        cut_in_float32=("not in whole heads", columns, f"{columns}.float()"),
         cut_and_scaled=("2 times too small", columns, f"{columns} / n"),
         cut_in_place=("changes `qkv`", "rows = ", "qkv.zero_(); rows = "),
         cut_with_all_left_over_on_one=("All heads that are left over go to one rank", share, left_over_on_one),
