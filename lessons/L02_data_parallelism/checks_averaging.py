@@ -219,7 +219,7 @@ def _play_any(fn: Callable, model: nn.Sequential, minibatches: list, bucket_size
 
 
 def _any_cases(seed: int) -> list[Case]:
-    return [_layers(2, 3, 0, seed), _layers(3, 2, 0, seed, FROZEN, 2, frozen=1)]
+    return [_layers(2, 3, 0, seed), _layers(3, 4, 0, seed), _layers(3, 4, 0, seed, FROZEN, 2, frozen=1)]
 
 
 price, pace = _layers(4, 8, 0, 0, width=16), Pace({"forward": 0.05, "backward": 0.1}, Link(0.015, 108_800))
