@@ -193,8 +193,7 @@ def _play_actions(
     passes: list[str] = []
 
     def note(module: nn.Module, x: Any, y: Any) -> None:
-        n = sum(one.startswith("F") for one in passes)
-        k = n if n < len(inputs) else " (once more)"
+        k = n if (n := sum(one.startswith("F") for one in passes)) < len(inputs) else " (once more)"
         passes.append(f"F{k}")
         if y.requires_grad:  # not a hook of y itself, which fires for a gradient that stops there, too
             y.grad_fn.register_prehook(lambda _: passes.append(f"B{k}"))

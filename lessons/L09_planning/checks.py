@@ -200,10 +200,11 @@ def _complaint(plan: Any, best: Estimate) -> str:
         largest = max(found.memory.parts, key=lambda part: found.memory.parts[part])
         return f"{shape} needs {need:.0f} GiB, and there is room for {room:.0f}. One of its largest parts is {largest}."
     slower = found.step_time.total / best.step_time.total
-    more = {part: found.step_time.parts[part] - best.step_time.parts[part] for part in LOSSES}
+    more = {part: seconds - best.step_time.parts[part] for part, seconds in found.step_time.parts.items()}
     nodes = "Its tensor ranks lie on several nodes. " * (plan.tp > best.cluster.devices_per_node)
-    where = f"{nodes}What it loses most by, beside the best: {LOSSES[max(more, key=lambda part: more[part])][0]}."
-    return f"{shape} fits, and its step takes {slower:.2f} times as long as it could. {where}" * (slower > ALIKE)
+    most = LOSSES.get(max(more, key=lambda part: more[part]), ["computing"])[0]
+    where = f"fits, and its step takes {slower:.2f} times as long as it could. {nodes}What it loses most by, beside"
+    return f"{shape} {where} the best: {most}." * (slower > ALIKE)
 
 
 def _said(observed: list[Observed]) -> str:

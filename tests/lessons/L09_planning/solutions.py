@@ -99,6 +99,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         too_large=("One of its largest parts is parameters", *at_once("Plan(32, micro_batch=2, zero=2)")),
         too_few_devices=("makes 16, but the cluster has 32 devices", *at_once("Plan(1, 8, 2)")),
         as_a_dictionary=("a Plan is asked for, and this is of type dict", *at_once('{"dp": 32, "tp": 1, "pp": 1}')),
+        small_micro_batches=("What it loses most by, beside the best: computing.", *at_once("Plan(32)")),
         long_pipeline=("What it loses most by, beside the best: the pipeline's bubble", *at_once("Plan(2, 1, 16)")),
     ),
 }
