@@ -75,7 +75,7 @@ class Evidence:
         return self.exercise.rounding * max((float(v.nan_to_num(0, 0, 0).abs().max()) for v in made), default=0.0)
 
     def _between(self, wanted: list[Observed], given: list[Observed]) -> Iterator[Difference]:
-        tolerance = self._rounding(wanted)
+        tolerance = self.tolerance if wanted is self.right else self._rounding(wanted)
         for rank, both in enumerate(zip(*map(self.exercise.compared, (wanted, given)), strict=True)):
             for name in both[0] | both[1]:
                 expected, got = (values.get(name, "nothing") for values in both)
